@@ -2,7 +2,8 @@
 """The recorded programs (traces/small/programs) on a real GPU: the memory that torch's allocators
 and Gruyère hold at the peak, and the time of a step.
 
-    python tests/gpu/held.py [--only NAMES] [--at-once N] [--limit SECONDS] [--json FILE]
+    python tests/gpu/held.py [--only NAMES] [--programs FOLDER] [--at-once N] [--limit SECONDS]
+                             [--json FILE]
 
 Runs each program under each allocator, in a process of its own, and prints a table. Programs that
 need several ranks, a second device, or a package that is missing are left out, and named. With
@@ -47,7 +48,7 @@ RANKED = {"ddp", "fsdp1", "fsdp2_of_8"}
 COMPARED = ("native", "expandable", "gruyere")
 
 
-def measured(name: str, allocator: str) -> Dict[str, Any]:
+def measured(name: str, allocator: str, programs: Path) -> Dict[str, Any]:
     """Runs a program in this process; its numbers."""
     if name in RANKED:
         os.environ["WORLD_SIZE"] = "8"
@@ -85,8 +86,8 @@ def measured(name: str, allocator: str) -> Dict[str, Any]:
     sys.modules["recorder"] = recorder
     if name in RANKED:
         sys.modules["ranks"] = fake_ranks()
-    sys.path.insert(0, str(PROGRAMS))
-    sys.argv = [str(PROGRAMS / f"{name}.py")]
+    sys.path.insert(0, str(programs))
+    sys.argv = [str(programs / f"{name}.py")]
     ended = None
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
@@ -118,11 +119,12 @@ def fake_ranks() -> types.ModuleType:
     return module
 
 
-def run(name: str, allocator: str, limit: float, folder: Path) -> Dict[str, Any]:
+def run(name: str, allocator: str, arguments: argparse.Namespace, folder: Path) -> Dict[str, Any]:
     file = folder / f"{name}-{allocator}.txt"
     with file.open("w") as stderr:
         command = [sys.executable, __file__, "--one", name, allocator]
-        out, ended = started(command, allocator, stderr, limit)
+        command += ["--programs", str(arguments.programs)]
+        out, ended = started(command, allocator, stderr, arguments.limit)
     answers = [line for line in out.splitlines() if line.startswith('{"')]
     if ended == "exit code 0" and answers:
         answer: Dict[str, Any] = json.loads(answers[-1])
@@ -160,15 +162,18 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", metavar="NAMES", help="programs, with commas")
+    parser.add_argument(
+        "--programs", type=Path, default=PROGRAMS, metavar="FOLDER", help="where they are"
+    )
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="processes at a time")
     parser.add_argument("--limit", type=float, default=90, metavar="SECONDS", help="for a process")
     parser.add_argument("--json", type=Path, default=Path("gpu-held.json"), metavar="FILE")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        print(json.dumps(measured(*arguments.one)), flush=True)
+        print(json.dumps(measured(*arguments.one, arguments.programs)), flush=True)
         return 0
-    known = sorted(path.stem for path in PROGRAMS.glob("*.py") if path.stem not in HELPERS)
+    known = sorted({path.stem for path in arguments.programs.glob("*.py")} - HELPERS)
     names = [name for name in arguments.only.split(",") if name] or [
         name for name in known if name not in SEVERAL
     ]
@@ -182,7 +187,7 @@ def main() -> int:
 
     def one(job: tuple[str, str]) -> None:
         name, allocator = job
-        results[name][allocator] = run(name, allocator, arguments.limit, stderr)
+        results[name][allocator] = run(name, allocator, arguments, stderr)
         if len(results[name]) == len(COMPARED):
             ordered = {each: results[name][each] for each in COMPARED}
             print(row(name, ordered), flush=True)

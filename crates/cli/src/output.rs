@@ -97,3 +97,13 @@ pub fn wait_for_the_end(descriptors: &[RawFd], time: Option<Duration>) -> bool {
         }
     }
 }
+
+/// Waits until `descriptor` can be read, for `time` at most, or until a signal; returns whether it
+/// can.
+pub fn wait_for_input(descriptor: RawFd, time: Duration) -> bool {
+    let mut asked = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
+    let milliseconds =
+        libc::c_int::try_from(time.as_micros().div_ceil(1000)).unwrap_or(libc::c_int::MAX);
+    // SAFETY: one entry of ours.
+    unsafe { libc::poll(&raw mut asked, 1, milliseconds) > 0 }
+}

@@ -1,18 +1,19 @@
 //! Takes the whole terminal: raw mode and alternate screen, until it is given back.
 //!
 //! We give it back at the end, whatever ends us; and when we are stopped (Ctrl-Z), to take it again
-//! when we continue. While another job is in front, we draw nothing; if a call would change the
-//! terminal's mode, the kernel stops us (SIGTTOU), as it should. A terminal that is gone ends us as
-//! a hang-up does, even if SIGHUP is ignored: the screen has no viewer.
+//! when we continue. While another job is in front, we draw nothing and read no key; if a call
+//! would change the terminal's mode, the kernel stops us (SIGTTOU), as it should. A terminal that
+//! is gone ends us as a hang-up does, even if SIGHUP is ignored: the screen has no viewer.
 
 use std::fs::File;
 use std::io::{self, IsTerminal};
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{IntoRawFd as _, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::cursor::{Hide, Show};
+use ratatui::crossterm::event::{self, Event, KeyEvent, KeyEventKind};
 use ratatui::crossterm::execute;
 use ratatui::crossterm::terminal::{
     Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
@@ -40,7 +41,11 @@ fn taken() -> MutexGuard<'static, Taken> {
 }
 
 /// The whole terminal; given back on drop.
-pub struct Screen(DefaultTerminal);
+pub struct Screen {
+    terminal: DefaultTerminal,
+    /// Where keys come from, as crossterm chooses it; open until the process ends.
+    keys: RawFd,
+}
 
 impl Screen {
     /// Takes the terminal. A background job waits until it is in front.
@@ -52,8 +57,12 @@ impl Screen {
         let terminal = ratatui::try_init().inspect_err(|_| ratatui::restore())?;
         *taken = Taken { is_taken: true, is_stale: false };
         drop(taken);
-        let screen = Screen(terminal);
-        watch_for_its_end()?;
+        let keys = match io::stdin().is_terminal() {
+            true => libc::STDIN_FILENO,
+            false => File::open("/dev/tty")?.into_raw_fd(),
+        };
+        let screen = Screen { terminal, keys };
+        watch_for_its_end(keys)?;
         Ok(screen)
     }
 
@@ -69,9 +78,40 @@ impl Screen {
         if std::mem::take(&mut taken.is_stale) {
             // A new one, without a previous drawing. `clear` would ask the terminal for the
             // cursor's position, and wait for the answer.
-            self.0 = Terminal::new(CrosstermBackend::new(io::stdout()))?;
+            self.terminal = Terminal::new(CrosstermBackend::new(io::stdout()))?;
         }
-        self.0.draw(draw).map(drop)
+        self.terminal.draw(draw).map(drop)
+    }
+
+    /// The keys pressed within `wait`: returns at the first, with those that came along.
+    ///
+    /// crossterm reads once anything can be read, and that includes what is typed for the shell
+    /// while we are behind it: such a read stops us (SIGTTIN), is repeated when we are in front
+    /// again, and then waits for a key while nothing is drawn. So it is called only in front.
+    ///
+    /// # Errors
+    /// Reading the terminal fails.
+    pub fn keys(&self, wait: Duration) -> io::Result<Vec<KeyEvent>> {
+        let until = Instant::now() + wait;
+        let (mut keys, mut is_read) = (Vec::new(), false);
+        if in_front() {
+            if !output::wait_for_input(self.keys, wait) {
+                return Ok(keys);
+            }
+            while in_front() && event::poll(Duration::ZERO)? {
+                is_read = true;
+                if let Event::Key(key) = event::read()?
+                    && key.kind != KeyEventKind::Release
+                {
+                    keys.push(key);
+                }
+            }
+        }
+        if !is_read {
+            // What can be read is not ours, or not yet a key.
+            std::thread::sleep(until.saturating_duration_since(Instant::now()));
+        }
+        Ok(keys)
     }
 }
 
@@ -162,12 +202,9 @@ fn block(signal: libc::c_int) {
     }
 }
 
-/// Ends us when a terminal is gone: the screen's, or the keyboard's.
-fn watch_for_its_end() -> io::Result<()> {
-    // Source of keys: as crossterm chooses it.
-    let keys = if io::stdin().is_terminal() { None } else { Some(File::open("/dev/tty")?) };
+/// Ends us when a terminal is gone: the screen's, or that of the keys.
+fn watch_for_its_end(keys: RawFd) -> io::Result<()> {
     let watch = move || {
-        let keys = keys.as_ref().map_or(libc::STDIN_FILENO, |file| file.as_raw_fd());
         output::wait_for_the_end(&[keys, libc::STDOUT_FILENO], None);
         signals::end(libc::SIGHUP);
     };

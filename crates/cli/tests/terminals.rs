@@ -233,7 +233,8 @@ fn a_job_behind_others_draws_nothing_and_is_stopped_where_it_would_take_the_term
     };
     job(&mut terminal, "T");
     assert!(!terminal.seen().contains(TAKEN));
-    // To the front; stopped by a signal that it cannot catch; continued behind the shell.
+    // To the front; stopped by a signal that it cannot catch; continued behind the shell, for which
+    // the next line is already typed.
     terminal.write("fg\n");
     terminal.expect(TAKEN);
     until("it takes keys", || !terminal.is_cooked());
@@ -244,7 +245,8 @@ fn a_job_behind_others_draws_nothing_and_is_stopped_where_it_would_take_the_term
     send(top, libc::SIGSTOP);
     terminal.expect("Stopped");
     terminal.expect("prompt> ");
-    terminal.write("bg\n");
+    terminal.write("bg\n:\n");
+    terminal.expect("prompt> ");
     terminal.expect("prompt> ");
     job(&mut terminal, "T");
     std::thread::sleep(Duration::from_millis(500));

@@ -28,7 +28,6 @@ use std::time::{Duration, Instant};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
-use ratatui::crossterm::event::{self, Event, KeyEventKind};
 
 use crate::failure::{Ended, Exit, Failure};
 use crate::follow::{self, Follower, Which};
@@ -216,10 +215,7 @@ fn turn(screen: &mut Screen, follower: &mut Follower, app: &mut App) -> io::Resu
             next = now.checked_add(app.interval).unwrap_or(now + LONGEST);
         }
         screen.draw(|frame| draw::draw(frame, app))?;
-        if event::poll(next.saturating_duration_since(Instant::now()).min(REDRAW))?
-            && let Event::Key(key) = event::read()?
-            && key.kind != KeyEventKind::Release
-        {
+        for key in screen.keys(next.saturating_duration_since(Instant::now()).min(REDRAW))? {
             match app.key(key) {
                 Flow::Quit => return Ok(()),
                 Flow::Stop => terminal::stop(),
