@@ -4,8 +4,9 @@
 //! creation to its end on an H200, so few and long chunks are fast. But memory taken too early may
 //! never be needed, and a long chunk in partial use is *split*: its idle pages serve only at the
 //! ends of a row. While a program loads, or grows without a free in between, it keeps what it
-//! takes, and its chunks are longest. docs/decisions/moving-pages.md has the figures behind the
-//! constants.
+//! takes, and its chunks are longest. Where it still grows after its memory has been used many times
+//! over, it keeps something of each step, between temporaries that split long chunks: there they
+//! become ever shorter. docs/decisions/moving-pages.md has the figures behind the constants.
 
 use crate::small::size_class::PAGE;
 use crate::supply::pages::LONGEST_CHUNK;
@@ -28,6 +29,9 @@ const LONGEST_STEP: u64 = 32 << 20;
 /// A program loads memory to keep while less than one part in this of the memory held has been
 /// freed since the start.
 const LOADING_SHARE: u64 = 2;
+/// Once this many times the memory held has been freed since the start, chunks are as long as
+/// before; from twice as many on, half as long, and so on.
+const TURNS: u64 = 8;
 /// A chunk is at most one part in this of the memory that may still be taken, and a step one part
 /// in [`LEFT_STEPS`]: with memory short, none may be split.
 const LEFT_CHUNKS: u64 = 512;
@@ -113,7 +117,8 @@ impl Pace {
         let loads = freed < held / LOADING_SHARE;
         let (share, (shortest, longest)) =
             if loads { self.shape.loading } else { self.shape.chunks };
-        let usual = (held / share).clamp(shortest, longest);
+        let turns = (freed / (TURNS * held).max(1)).max(1);
+        let usual = ((held / share).clamp(shortest, longest) / turns).max(PAGE);
         usual.max(of_run).min((left / LEFT_CHUNKS).max(PAGE)) / PAGE * PAGE
     }
 }
@@ -133,6 +138,15 @@ mod tests {
         for held in [HELD, 1 << 30, 0] {
             assert_eq!(pace.longest_chunk(held, LEFT, held), 16 << 20);
         }
+    }
+
+    #[test]
+    fn a_heap_that_still_grows_once_much_has_been_freed_takes_ever_shorter_chunks() {
+        let mut pace = Pace::new(false);
+        pace.begin(0);
+        let longest = |turns: u64| pace.longest_chunk(HELD, LEFT, turns * HELD);
+        assert_eq!([1, 8, 15].map(longest), [16 << 20; 3]);
+        assert_eq!([16, 24, 32, 1000].map(longest), [8 << 20, 4 << 20, 4 << 20, PAGE]);
     }
 
     #[test]
