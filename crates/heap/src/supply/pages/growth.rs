@@ -29,9 +29,11 @@ const LONGEST_STEP: u64 = 32 << 20;
 /// A program loads memory to keep while less than one part in this of the memory held has been
 /// freed since the start.
 const LOADING_SHARE: u64 = 2;
-/// Once this many times the memory held has been freed since the start, chunks are as long as
-/// before; from twice as many on, half as long, and so on.
+/// Once twice this many times the memory held has been freed since the start, chunks are half as
+/// long as before, from three times on a third, and so on.
 const TURNS: u64 = 8;
+/// That leaves them at least one part in this of the memory held.
+const SHORTEST: u64 = 2048;
 /// A chunk is at most one part in this of the memory that may still be taken, and a step one part
 /// in [`LEFT_STEPS`]: with memory short, none may be split.
 const LEFT_CHUNKS: u64 = 512;
@@ -117,8 +119,9 @@ impl Pace {
         let loads = freed < held / LOADING_SHARE;
         let (share, (shortest, longest)) =
             if loads { self.shape.loading } else { self.shape.chunks };
+        let usual = (held / share).clamp(shortest, longest);
         let turns = (freed / (TURNS * held).max(1)).max(1);
-        let usual = ((held / share).clamp(shortest, longest) / turns).max(PAGE);
+        let usual = usual.min((usual / turns).max(held / SHORTEST).max(PAGE));
         usual.max(of_run).min((left / LEFT_CHUNKS).max(PAGE)) / PAGE * PAGE
     }
 }
@@ -144,9 +147,13 @@ mod tests {
     fn a_heap_that_still_grows_once_much_has_been_freed_takes_ever_shorter_chunks() {
         let mut pace = Pace::new(false);
         pace.begin(0);
-        let longest = |turns: u64| pace.longest_chunk(HELD, LEFT, turns * HELD);
-        assert_eq!([1, 8, 15].map(longest), [16 << 20; 3]);
-        assert_eq!([16, 24, 32, 1000].map(longest), [8 << 20, 4 << 20, 4 << 20, PAGE]);
+        let longest = |held: u64, turns: u64| pace.longest_chunk(held, LEFT, turns * held);
+        assert_eq!([1, 8, 15].map(|turns| longest(1 << 30, turns)), [16 << 20; 3]);
+        assert_eq!(
+            [16, 24, 32, 1000].map(|turns| longest(1 << 30, turns)),
+            [8 << 20, 4 << 20, 4 << 20, PAGE]
+        );
+        assert_eq!(longest(8 << 30, 1000), 4 << 20, "in a large heap, not as short");
     }
 
     #[test]
