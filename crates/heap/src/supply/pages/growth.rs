@@ -4,9 +4,8 @@
 //! creation to its end on an H200, so few and long chunks are fast. But memory taken too early may
 //! never be needed, and a long chunk in partial use is *split*: its idle pages serve only at the
 //! ends of a row. While a program loads, or grows without a free in between, it keeps what it
-//! takes, and its chunks are longest. Where it still grows after its memory has been used many times
-//! over, it keeps something of each step, between temporaries that split long chunks: there they
-//! become ever shorter. docs/decisions/moving-pages.md has the figures behind the constants.
+//! takes, and its chunks are longest. docs/decisions/moving-pages.md has the figures behind the
+//! constants.
 
 use crate::small::size_class::PAGE;
 use crate::supply::pages::LONGEST_CHUNK;
@@ -29,11 +28,6 @@ const LONGEST_STEP: u64 = 32 << 20;
 /// A program loads memory to keep while less than one part in this of the memory held has been
 /// freed since the start.
 const LOADING_SHARE: u64 = 2;
-/// Once twice this many times the memory held has been freed since the start, chunks are half as
-/// long as before, from three times on a third, and so on.
-const TURNS: u64 = 8;
-/// That leaves them at least one part in this of the memory held.
-const SHORTEST: u64 = 2048;
 /// A chunk is at most one part in this of the memory that may still be taken, and a step one part
 /// in [`LEFT_STEPS`]: with memory short, none may be split.
 const LEFT_CHUNKS: u64 = 512;
@@ -120,8 +114,6 @@ impl Pace {
         let (share, (shortest, longest)) =
             if loads { self.shape.loading } else { self.shape.chunks };
         let usual = (held / share).clamp(shortest, longest);
-        let turns = (freed / (TURNS * held).max(1)).max(1);
-        let usual = usual.min((usual / turns).max(held / SHORTEST).max(PAGE));
         usual.max(of_run).min((left / LEFT_CHUNKS).max(PAGE)) / PAGE * PAGE
     }
 }
@@ -141,19 +133,6 @@ mod tests {
         for held in [HELD, 1 << 30, 0] {
             assert_eq!(pace.longest_chunk(held, LEFT, held), 16 << 20);
         }
-    }
-
-    #[test]
-    fn a_heap_that_still_grows_once_much_has_been_freed_takes_ever_shorter_chunks() {
-        let mut pace = Pace::new(false);
-        pace.begin(0);
-        let longest = |held: u64, turns: u64| pace.longest_chunk(held, LEFT, turns * held);
-        assert_eq!([1, 8, 15].map(|turns| longest(1 << 30, turns)), [16 << 20; 3]);
-        assert_eq!(
-            [16, 24, 32, 1000].map(|turns| longest(1 << 30, turns)),
-            [8 << 20, 4 << 20, 4 << 20, PAGE]
-        );
-        assert_eq!(longest(8 << 30, 1000), 4 << 20, "in a large heap, not as short");
     }
 
     #[test]

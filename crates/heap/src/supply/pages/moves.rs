@@ -28,7 +28,7 @@ const NEAR_PEAK: u64 = 8;
 /// Where more is stranded than one part in the first of what is held, or than the second (bytes),
 /// the heap grows by up to [`GROWTH_PER_STRANDED`] times the excess before pages move.
 const USUALLY_STRANDED: (u64, u64) = (32, 8 * PAGE);
-const GROWTH_PER_STRANDED: u64 = 3;
+const GROWTH_PER_STRANDED: u64 = 2;
 
 impl Central {
     /// Maps pages to make `want` fit: fresh ones up to the slack above the peak of live bytes; past
