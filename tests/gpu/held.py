@@ -86,7 +86,7 @@ def measured(name: str, allocator: str, programs: Path) -> Dict[str, Any]:
     sys.modules["recorder"] = recorder
     if name in RANKED:
         sys.modules["ranks"] = fake_ranks()
-    # Some of another folder import what those have.
+    # Programs of another folder import helpers (llama) of the usual one.
     sys.path[:0] = [str(programs), str(PROGRAMS)]
     sys.argv = [str(programs / f"{name}.py")]
     ended = None

@@ -79,9 +79,7 @@ pub fn wait_for_the_end(descriptors: &[RawFd], time: Option<Duration>) -> bool {
         descriptors.iter().map(|&fd| libc::pollfd { fd, events: 0, revents: 0 }).collect();
     loop {
         let left = time.map(|time| time.saturating_sub(begin.elapsed()));
-        let milliseconds = left.map_or(-1, |left| {
-            libc::c_int::try_from(left.as_micros().div_ceil(1000)).unwrap_or(libc::c_int::MAX)
-        });
+        let milliseconds = left.map_or(-1, milliseconds);
         // SAFETY: `descriptors.len()` entries of ours.
         let ended =
             unsafe { libc::poll(asked.as_mut_ptr(), asked.len() as libc::nfds_t, milliseconds) };
@@ -102,8 +100,11 @@ pub fn wait_for_the_end(descriptors: &[RawFd], time: Option<Duration>) -> bool {
 /// can.
 pub fn wait_for_input(descriptor: RawFd, time: Duration) -> bool {
     let mut asked = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
-    let milliseconds =
-        libc::c_int::try_from(time.as_micros().div_ceil(1000)).unwrap_or(libc::c_int::MAX);
     // SAFETY: one entry of ours.
-    unsafe { libc::poll(&raw mut asked, 1, milliseconds) > 0 }
+    unsafe { libc::poll(&raw mut asked, 1, milliseconds(time)) > 0 }
+}
+
+/// A timeout as `poll` takes it: rounded up, and at most its longest.
+fn milliseconds(time: Duration) -> libc::c_int {
+    libc::c_int::try_from(time.as_micros().div_ceil(1000)).unwrap_or(libc::c_int::MAX)
 }

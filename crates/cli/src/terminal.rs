@@ -93,25 +93,19 @@ impl Screen {
     /// Reading the terminal fails.
     pub fn keys(&self, wait: Duration) -> io::Result<Vec<KeyEvent>> {
         let until = Instant::now() + wait;
-        let (mut keys, mut is_read) = (Vec::new(), false);
-        if in_front() {
-            if !output::wait_for_input(self.keys, wait) {
-                return Ok(keys);
-            }
-            while in_front() && event::poll(Duration::ZERO)? {
-                is_read = true;
-                if let Event::Key(key) = event::read()?
-                    && key.kind != KeyEventKind::Release
-                {
-                    keys.push(key);
-                }
-            }
+        if in_front() && !output::wait_for_input(self.keys, wait) {
+            return Ok(Vec::new());
         }
-        if !is_read {
+        let mut events = Vec::new();
+        while in_front() && event::poll(Duration::ZERO)? {
+            events.push(event::read()?);
+        }
+        if events.is_empty() {
             // What can be read is not ours, or not yet a key.
             std::thread::sleep(until.saturating_duration_since(Instant::now()));
         }
-        Ok(keys)
+        let keys = events.iter().filter_map(Event::as_key_event);
+        Ok(keys.filter(|key| key.kind != KeyEventKind::Release).collect())
     }
 }
 
