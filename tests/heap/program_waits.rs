@@ -135,7 +135,7 @@ fn a_capture_tells_nothing_of_the_order_of_streams() {
 }
 
 #[test]
-fn there_is_no_mark_of_streams_that_may_end_nor_where_the_heap_adds_waits_itself() {
+fn there_is_no_mark_of_streams_that_may_end() {
     let (rig, [other, _]) = rig();
     let passing = rig.passing_stream();
     assert_eq!(rig.heap.mark_work(0, passing), None);
@@ -143,13 +143,27 @@ fn there_is_no_mark_of_streams_that_may_end_nor_where_the_heap_adds_waits_itself
     assert!(rig.heap.mark_work(0, StreamHandle(0)).is_some());
     let mark = rig.heap.mark_work(0, other).unwrap();
     assert_eq!(mark.to_bits().and_then(Mark::from_bits), Some(mark));
-    rig.heap.allow_waits();
-    assert_eq!(rig.heap.mark_work(0, other), None);
-    rig.heap.forbid_waits("a test");
     assert!(rig.heap.mark_work(0, other).is_some_and(|next| next != mark));
     let off = Rig::new("waits:off");
     let stream = off.stream();
     assert!(off.heap.mark_work(0, stream).is_some());
+}
+
+/// There a mark says how far a stream is, not what is ordered: its epoch goes on.
+#[test]
+fn a_mark_of_where_the_heap_adds_waits_itself_orders_nothing_once_they_are_forbidden() {
+    for is_told in [false, true] {
+        let (rig, [waiting, other]) = rig();
+        rig.heap.allow_waits();
+        let mark = rig.heap.mark_work(0, other).unwrap();
+        assert_eq!(mark.to_bits().and_then(Mark::from_bits), Some(mark));
+        use_and_free(&rig, other);
+        rig.heap.forbid_waits("a test");
+        if is_told {
+            rig.heap.stream_waits(0, waiting, mark);
+        }
+        assert!(grows(&rig, waiting), "told: {is_told}");
+    }
 }
 
 #[test]

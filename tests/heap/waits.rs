@@ -174,9 +174,9 @@ fn where_memory_runs_out_a_stream_waits_on_the_device_and_the_host_does_not() {
 
 /// A rank on its own: two streams take turns with blocks of `bytes`, with their work always
 /// pending. Bytes held at the peak.
-fn turns(gpu: &Gpu, rank: &Rank, bytes: u64) -> u64 {
+fn turns(gpu: &Gpu, rank: &Rank, turns: u64, bytes: u64) -> u64 {
     let device = rank.device;
-    for _ in 0..20 {
+    for _ in 0..turns {
         for (_, stream) in rank.order {
             let address = rank.heap.malloc(bytes, i64::from(device), stream).unwrap();
             as_program(|| gpu.launch(device, stream.0, 100, KERNEL)).unwrap();
@@ -195,7 +195,7 @@ fn by_default_streams_wait_to_hold_less_only_where_that_was_allowed_and_not_take
     let held = |prepare: Said| {
         let (gpu, [rank, _]) = job(4 << 30, "");
         prepare(&rank.heap);
-        let held = turns(&gpu, &rank, 64 * MIB);
+        let held = turns(&gpu, &rank, 2, 64 * MIB);
         rank.heap.validate().unwrap();
         (held, waits(&gpu)[0] > 0)
     };
@@ -221,6 +221,22 @@ fn by_default_streams_wait_to_hold_less_only_where_that_was_allowed_and_not_take
         let (held, waited) = held(prepare);
         assert!(held >= 128 * MIB && !waited, "{case}: {held} B held");
     }
+}
+
+/// Each of two streams has as much work as the other, so each wait for the other's last work is
+/// time in which the device does half of what it could.
+#[test]
+fn streams_that_could_work_at_once_soon_have_memory_each() {
+    let took = |conf: &str| {
+        let (gpu, [rank, _]) = job(4 << 30, conf);
+        rank.heap.allow_waits();
+        let held = turns(&gpu, &rank, 400, 64 * MIB);
+        (gpu.host_time().device_end, held, waits(&gpu)[0])
+    };
+    let ((end, held, waits), (end_without, ..)) = (took(""), took("waits:off"));
+    assert!(waits > 0 && held >= 128 * MIB, "{waits} waits, {held} B held");
+    let ratio = end as f64 / end_without as f64;
+    assert!(ratio < 1.25, "{ratio}: {waits} waits");
 }
 
 #[test]
@@ -292,16 +308,19 @@ fn a_stream_waits_for_the_one_event_that_alone_brings_a_block_and_for_no_other()
 fn where_one_event_is_not_enough_a_stream_waits_for_those_that_it_need_not_stand_idle_for() {
     for is_busy in [false, true] {
         let (gpu, heap, [first, second, third]) = alone();
-        let blocks = [first, second, third]
+        let [one, two, three] = [first, second, third]
             .map(|stream| (stream, heap.malloc(32 * MIB, 0, stream).unwrap()));
-        // The third stream has more pending work than the others, or none. An event is recorded
-        // behind each free, the third's first.
-        for block in blocks.into_iter().rev() {
-            if block.0 != third {
-                free_behind(&gpu, &heap, block, 100);
-            } else if is_busy {
-                free_behind(&gpu, &heap, block, 300);
-            }
+        let further = [(); 4].map(|()| (third, heap.malloc(64 << 10, 0, third).unwrap()));
+        // The third stream has pending work from before the others and after them, or none. An
+        // event is recorded behind each free.
+        if is_busy {
+            free_behind(&gpu, &heap, three, 300);
+        }
+        for block in [two, one] {
+            free_behind(&gpu, &heap, block, 100);
+        }
+        if is_busy {
+            further.into_iter().for_each(|block| free_behind(&gpu, &heap, block, 1));
         }
         let before = waits(&gpu)[0];
         heap.malloc(64 * MIB, 0, third).unwrap();

@@ -76,6 +76,9 @@ pub(crate) struct Central {
     pub(crate) slack: Option<Size>,
     /// The waits that the allocator has added to streams.
     pub(crate) order: Order,
+    /// How long streams would stand idle, uncovered, in the waits added so far for one run each
+    /// ([`crate::order::streams::Streams::host_clock`]).
+    pub(crate) idled: u64,
     /// Bytes of large blocks freed so far.
     pub(crate) freed: u64,
     /// The recent pace of growth.
@@ -127,6 +130,7 @@ impl Central {
             addresses_ran_out: false,
             slack: None,
             order: Order::default(),
+            idled: 0,
             freed: 0,
             pace: Pace::new(false),
             creep: Creep::default(),

@@ -90,28 +90,28 @@ fn without_waits_no_trace_is_held_in_less_than_the_least_that_stream_order_allow
     }
 }
 
-/// Bars of peak held / peak live on every clock, by default. Ranks of a job of several (`fsdp1`,
-/// `fsdp2_of_8`) keep `waits:oom`, so their streams wait for each other only where the program says
-/// so, and hold more than the aim, 1.04. What streams other than the default one free passes on
-/// from their next malloc (docs/decisions/streams.md); that made the bars of `fsdp1`, `offload`,
-/// `threads` and `zero3` higher by 0.02, 0.01, 0.05 and 0.1. `prefetch_events` holds more on the
-/// instant device too. The streams of `threads` work in parallel, and a wait between them would be
-/// long. Chunks of 16 MiB cost one to four per cent here and gain up to a quarter of a step on a
-/// GPU: docs/decisions/moving-pages.md.
+/// Bars of peak held / peak live on every clock, by default: of the mean of a trace as recorded and
+/// with [`DRAWS`] draws of its sizes, since a single run is a draw too. Ranks of a job of several
+/// (`fsdp1`, `fsdp2_of_8`) keep `waits:oom`, so their streams wait for each other only where the
+/// program says so, and hold more than the aim, 1.04. The streams of `threads` work at the same
+/// time, so each has memory of its own rather than wait: docs/decisions/streams.md. Chunks of 16
+/// MiB cost one to four per cent here and gain up to a quarter of a step on a GPU:
+/// docs/decisions/moving-pages.md.
 const KEPT: [(&str, f64); 12] = [
     ("activations", 1.04),
     ("ddp", 1.01),
-    ("fsdp", 1.01),
-    ("fsdp1", 1.17),
+    ("fsdp", 1.03),
+    ("fsdp1", 1.16),
     ("fsdp2", 1.04),
     ("fsdp2_of_8", 1.12),
-    ("offload", 1.11),
-    ("pipeline", 1.03),
+    ("offload", 1.1),
+    ("pipeline", 1.04),
     ("prefetch", 1.07),
-    ("prefetch_events", 1.1),
-    ("threads", 1.36),
-    ("zero3", 1.15),
+    ("prefetch_events", 1.06),
+    ("threads", 1.65),
+    ("zero3", 1.06),
 ];
+const DRAWS: u64 = 5;
 
 #[test]
 fn on_a_device_that_lags_each_trace_holds_little_beyond_live() {
@@ -121,9 +121,16 @@ fn on_a_device_that_lags_each_trace_holds_little_beyond_live() {
         let kept = KEPT.iter().find(|(name, _)| *name == trace.name);
         let (_, bar) = kept.unwrap_or_else(|| panic!("{} has no bar", trace.name));
         for clock in Clock::LAGGING {
-            let lag = on_clock(trace, &Contender::Gruyere(String::new()), clock).unwrap();
-            if !lag.completed || lag.hold_ratio > *bar {
-                breaches.push(format!("{} on {clock}: {:.4}, {bar}", trace.name, lag.hold_ratio));
+            let held = |trace: &Trace| {
+                let lag = on_clock(trace, &Contender::Gruyere(String::new()), clock).unwrap();
+                assert!(lag.completed, "{} on {clock}", trace.name);
+                lag.hold_ratio
+            };
+            let drawn: f64 = (1..=DRAWS).map(|seed| held(&trace.jittered(seed))).sum();
+            let mean = (held(trace) + drawn) / (DRAWS + 1) as f64;
+            println!("{} on {clock}: {mean:.4}", trace.name);
+            if mean > *bar {
+                breaches.push(format!("{} on {clock}: {mean:.4}, {bar}", trace.name));
             }
         }
     }
@@ -144,6 +151,32 @@ fn a_step_takes_no_longer_on_the_device_for_the_waits() {
             println!("{} on {clock}: {ratio:.4}", trace.name);
             assert!(ratio <= 1.005, "{} on {clock}: {ratio:.4}", trace.name);
         }
+    }
+}
+
+/// Programs by an author who did not know the rules (`traces/kept/programs`), as recorded and with
+/// other sizes: what waits cost them on average, and what they save.
+#[test]
+fn in_programs_of_several_streams_waits_cost_little_time_and_save_memory() {
+    let recorded = of(&["kept/streams"]);
+    assert!(recorded.len() >= 16, "{}", recorded.len());
+    let drawn = recorded.iter().flat_map(|trace| [1, 2].map(|seed| trace.jittered(seed)));
+    let traces: Vec<Trace> = drawn.chain(of(&["kept/streams"])).collect();
+    for clock in Clock::LAGGING {
+        let run = |conf: &str| {
+            let ours = Contender::Gruyere(conf.to_owned());
+            let runs = traces.iter().map(|trace| on_clock(trace, &ours, clock).unwrap());
+            runs.collect::<Vec<_>>()
+        };
+        let (with, without) = (run(""), run("waits:off"));
+        let mean = |values: &mut dyn Iterator<Item = f64>| values.sum::<f64>() / with.len() as f64;
+        let ends = with.iter().zip(&without).map(|(a, b)| (a.device_end_ns, b.device_end_ns));
+        let longer = mean(&mut ends.map(|(a, b)| a as f64 / b as f64));
+        let held = mean(&mut with.iter().map(|lag| lag.hold_ratio));
+        let held_without = mean(&mut without.iter().map(|lag| lag.hold_ratio));
+        println!("{clock}: {longer:.4} of the time, {held:.4} of live, without {held_without:.4}");
+        assert!(longer <= 1.04, "{clock}: {longer:.4} of the time");
+        assert!(held <= 1.21 && held < held_without, "{clock}: {held:.4}, {held_without:.4}");
     }
 }
 

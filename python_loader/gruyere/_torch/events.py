@@ -2,7 +2,8 @@
 
 After such a wait, what the other stream had freed before its event may serve the waiting stream at
 once (crates/heap/src/callers/program_waits.rs). Ranks of a job gain by it: the library adds no
-waits of its own there.
+waits of its own there. In a process that is alone it adds them, and learns by the program's how far
+behind a stream is.
 
 The waits of `torch.cuda.Stream` go through `torch.cuda.Event.record` and `torch.cuda.Event.wait`.
 What else makes streams wait (autograd and NCCL's process groups in C++, `torch.Event`) is not seen,
@@ -33,7 +34,7 @@ class _Recorded:
     __slots__ = ("mark", "under_way", "clash")
 
     def __init__(self) -> None:
-        # Of the last record; 0 if that is not known. No two are equal.
+        # Of the last record; 0 if that is not known. Two that are equal tell the same.
         self.mark = 0
         # Calls that record the event now, and whether two of them have met: which was last is then
         # not known.

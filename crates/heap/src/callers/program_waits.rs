@@ -29,7 +29,9 @@ const STREAM_BITS: u32 = NUMBERS.ilog2();
 const DEVICE_BITS: u32 = 8;
 const BEHIND_BITS: u32 = 4;
 const EPOCH_BITS: u32 = u64::BITS - STREAM_BITS - DEVICE_BITS - BEHIND_BITS;
-const UNRIPE: u64 = (1 << BEHIND_BITS) - 1;
+/// In place of the epochs behind: the mark is a clock.
+const CLOCK: u64 = (1 << BEHIND_BITS) - 1;
+const UNRIPE: u64 = CLOCK - 1;
 const _: () = assert!(NUMBERS.is_power_of_two() && MAX_STREAMS < NUMBERS as usize);
 const _: () = assert!(MAX_DEVICES <= 1 << DEVICE_BITS);
 
@@ -38,29 +40,47 @@ const _: () = assert!(MAX_DEVICES <= 1 << DEVICE_BITS);
 pub struct Mark {
     device: u32,
     stream: u32,
-    epoch: u64,
-    /// Epochs before it from the last one whose freed memory is ripe; [`UNRIPE`]: that many or
-    /// more.
-    behind: u64,
+    moment: Moment,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Moment {
+    /// The end of an epoch.
+    Epoch {
+        epoch: u64,
+        /// Epochs before it from the last one whose freed memory is ripe; [`UNRIPE`]: that many or
+        /// more.
+        behind: u64,
+    },
+    /// The host's clock: for how far behind a stream is, and no order.
+    Clock(u64),
 }
 
 impl Mark {
     /// The mark as one number, never 0. `None`: its epoch has too many digits.
     #[must_use]
     pub fn to_bits(self) -> Option<u64> {
-        let Self { device, stream, epoch, behind } = self;
+        let Self { device, stream, moment } = self;
+        let (behind, at) = match moment {
+            Moment::Epoch { epoch, behind } => (behind, epoch),
+            Moment::Clock(clock) => (CLOCK, clock),
+        };
         let place = u64::from(device) << STREAM_BITS | u64::from(stream);
         let place = place << BEHIND_BITS | behind;
-        (epoch >> EPOCH_BITS == 0).then_some(place << EPOCH_BITS | epoch)
+        (at >> EPOCH_BITS == 0).then_some(place << EPOCH_BITS | at)
     }
 
     /// The inverse of [`Mark::to_bits`]; `None` for 0.
     #[must_use]
     pub fn from_bits(bits: u64) -> Option<Self> {
-        let (place, epoch) = (bits >> EPOCH_BITS, bits & ((1 << EPOCH_BITS) - 1));
-        let (place, behind) = (place >> BEHIND_BITS, place & UNRIPE);
+        let (place, at) = (bits >> EPOCH_BITS, bits & ((1 << EPOCH_BITS) - 1));
+        let (place, behind) = (place >> BEHIND_BITS, place & CLOCK);
         let (device, stream) = (place >> STREAM_BITS, place & u64::from(NUMBERS - 1));
-        (epoch > 0).then_some(Self { device: device as u32, stream: stream as u32, epoch, behind })
+        let moment = match behind {
+            CLOCK => Moment::Clock(at),
+            _ => Moment::Epoch { epoch: at, behind },
+        };
+        (bits > 0).then_some(Self { device: device as u32, stream: stream as u32, moment })
     }
 }
 
@@ -69,15 +89,19 @@ impl Heap {
     /// event on the stream. `None`: the stream captures, it may end without notice, nothing was
     /// allocated on the device, or the mark would be of no use.
     pub fn mark_work(&self, device: i64, stream: StreamHandle) -> Option<Mark> {
-        // Where the allocator adds the waits that it needs, to know the program's gains nothing.
-        if !self.shared.shares() || self.shared.waits_to_hold_less() {
+        if !self.shared.shares() {
             return None;
         }
         let device = self.device_in_use(device).ok()??;
         let number = device.streams.resolve_announced(&*self.shared.questions, stream)?;
-        let Work { epoch, ripe } = device.streams.close_work(number);
-        let behind = (epoch - ripe).min(UNRIPE);
-        Some(Mark { device: device.id, stream: number, epoch, behind })
+        // Where the allocator adds the waits that it needs, it asks only how far the stream is.
+        let moment = if self.shared.waits_to_hold_less() {
+            Moment::Clock(device.streams.host_clock())
+        } else {
+            let Work { epoch, ripe } = device.streams.close_work(number);
+            Moment::Epoch { epoch, behind: (epoch - ripe).min(UNRIPE) }
+        };
+        Some(Mark { device: device.id, stream: number, moment })
     }
 
     /// The program has made `stream` of `device` wait for an event that was recorded after `mark`
@@ -92,9 +116,14 @@ impl Heap {
         if let Some(waiter) = waiter.filter(|&waiter| waiter != mark.stream)
             && device.id == mark.device
         {
-            let ripe = if mark.behind == UNRIPE { 0 } else { mark.epoch - mark.behind };
-            let work = Work { epoch: mark.epoch, ripe };
-            central.order.add_of_program(&device.streams, waiter, (mark.stream, work));
+            match mark.moment {
+                Moment::Clock(clock) => central.order.note_wait(waiter, mark.stream, clock),
+                Moment::Epoch { epoch, behind } => {
+                    let ripe = if behind == UNRIPE { 0 } else { epoch - behind };
+                    let order = (mark.stream, Work { epoch, ripe });
+                    central.order.add_of_program(&device.streams, waiter, order);
+                }
+            }
         }
     }
 }
@@ -105,21 +134,25 @@ mod tests {
 
     #[test]
     fn a_mark_is_a_number_other_than_0_and_back() {
-        for device in [0, MAX_DEVICES - 1] {
-            for stream in [0, 1, MAX_STREAMS as u32] {
-                for epoch in [1, 77, (1 << EPOCH_BITS) - 1] {
-                    for behind in [0, 3, UNRIPE] {
-                        let mark = Mark { device, stream, epoch, behind };
-                        let bits = mark.to_bits().unwrap();
-                        assert!(bits != 0 && Mark::from_bits(bits) == Some(mark));
-                    }
+        let longest = (1 << EPOCH_BITS) - 1;
+        let epochs = [1, 77, longest]
+            .into_iter()
+            .flat_map(|epoch| [0, 3, UNRIPE].map(|behind| Moment::Epoch { epoch, behind }));
+        let clocks = [0, 1, longest].map(Moment::Clock);
+        for moment in epochs.chain(clocks) {
+            for device in [0, MAX_DEVICES - 1] {
+                for stream in [0, 1, MAX_STREAMS as u32] {
+                    let mark = Mark { device, stream, moment };
+                    let bits = mark.to_bits().unwrap();
+                    assert!(bits != 0 && Mark::from_bits(bits) == Some(mark));
                 }
             }
         }
         assert_eq!(Mark::from_bits(0), None);
-        assert_eq!(
-            Mark { device: 0, stream: 0, epoch: 1 << EPOCH_BITS, behind: 0 }.to_bits(),
-            None
-        );
+        for moment in
+            [Moment::Clock(1 << EPOCH_BITS), Moment::Epoch { epoch: 1 << EPOCH_BITS, behind: 0 }]
+        {
+            assert_eq!(Mark { device: 0, stream: 0, moment }.to_bits(), None);
+        }
     }
 }

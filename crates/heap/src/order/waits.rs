@@ -9,11 +9,13 @@
 //! A wait costs little on the host, and time on the device if the stream would otherwise go on. So
 //! the allocator takes pages first, up to some slack above the peak of live bytes. Beyond, the
 //! stream waits for one event, if that alone brings a free run that is long enough: of several, the
-//! event with the least work of its stream before it. An event behind all work of the device counts
-//! here only if it is near, or if no stream but that of the run has work before it. Else the stream
-//! waits for the *near* events: those with no more work before them than the stream itself has
-//! before the wait. How long that work takes is unknown; it is measured in the events that were
-//! recorded meanwhile ([`super::streams::Unfinished`]). Only then do pages move. Memory that is
+//! event with the least work of its stream before it. If the stream would stand idle for it, that
+//! must be short: covered by work that the host has enqueued after the event, or within a share of
+//! the time so far (`Device::wait_for_others`). An event behind all work of the device counts here
+//! only if the stream would not stand idle, or if no stream but that of the run has work before it.
+//! Else the stream waits for the *near* events: those with no more work before them than the stream
+//! itself has before the wait. How long that work takes is unknown; it is measured in what the host
+//! has freed meanwhile ([`super::streams::Unfinished`]). Only then do pages move. Memory that is
 //! ordered before a stream's later work without any wait comes first, whatever `waits:` says
 //! ([`crate::device::Device::allocate_ordered`]). What each part buys is in
 //! docs/decisions/streams.md.
@@ -88,6 +90,9 @@ impl Permission {
 pub(crate) struct Order {
     /// By waiter, by stream: what of the stream is ordered before the waiter's work to come.
     behind: HashMap<u32, HashMap<u32, Behind>>,
+    /// By waiter, the latest of its waits: for which stream, and up to which clock of the host
+    /// ([`Streams::host_clock`]). It tells how far behind the waiter is, and orders nothing.
+    until: HashMap<u32, (u32, u64)>,
 }
 
 /// What of a stream is ordered before the later work of one that waits for it.
@@ -141,10 +146,25 @@ impl Order {
         streams.reusable(stream) >= epoch || self.reusable(waiter, stream) >= epoch
     }
 
-    /// Notes that the allocator has made `waiter` wait for `work` of `stream`.
-    pub(crate) fn add(&mut self, waiter: u32, stream: u32, work: Work) {
+    /// Notes that the allocator has made `waiter` wait for `work` of `stream`, whose event was
+    /// recorded at `clock`.
+    pub(crate) fn add(&mut self, waiter: u32, stream: u32, work: Work, clock: u64) {
         let behind = self.behind.entry(waiter).or_default().entry(stream).or_default();
         behind.work = behind.work.max(work);
+        self.note_wait(waiter, stream, clock);
+    }
+
+    /// Notes that `waiter` waits for what the host had enqueued on `stream` at `clock`.
+    pub(crate) fn note_wait(&mut self, waiter: u32, stream: u32, clock: u64) {
+        let until = self.until.entry(waiter).or_default();
+        if clock >= until.1 {
+            *until = (stream, clock);
+        }
+    }
+
+    /// The stream for which `waiter` waits, and up to which clock of the host: its latest wait.
+    pub(crate) fn latest_wait(&self, waiter: u32) -> Option<(u32, u64)> {
+        self.until.get(&waiter).copied()
     }
 
     /// Notes that the program has made `waiter` wait for a stream up to an epoch, and so for what
@@ -193,5 +213,6 @@ impl Order {
             streams.retain(|&stream, _| !gone.contains(stream));
             !gone.contains(waiter) && !streams.is_empty()
         });
+        self.until.retain(|&waiter, (stream, _)| !gone.contains(waiter) && !gone.contains(*stream));
     }
 }

@@ -290,6 +290,7 @@ impl Central {
         let (size, requested) = (run.bytes, run.requested());
         let Run { stream, lifetime, slot, shared, region, .. } = *run;
         self.freed += size;
+        streams.tick();
         let also = also.filter(|&user| user != stream || user == ALL_STREAMS);
         let (waits, apart) = (shared || also.is_some(), self.pools.has_apart());
         if waits || apart {

@@ -29,6 +29,11 @@ use std::collections::HashMap;
 
 /// Events are due once large blocks of one part in this of the memory held have been freed.
 const BATCH_SHARE: u64 = 64;
+/// In waits for one event that alone yields a run, streams may be expected to stand idle, beyond
+/// what other work covers, for this long and one part in [`IDLE_SHARE`] of the time so far
+/// ([`Streams::host_clock`]).
+const FIRST_IDLE: u64 = 8;
+const IDLE_SHARE: u64 = 8;
 
 impl Device {
     /// A run for `want` from memory whose last work is ordered before its stream's future work,
@@ -48,11 +53,13 @@ impl Device {
 
     /// A run for `want` from memory that other streams freed: its stream waits for one event that
     /// alone yields a run, of several for the one with the least work before it. If no single event
-    /// does, it waits for the `near` ones, or all, until it has a run; where that is not enough and
-    /// pages can move, they move. `None`: nothing of this helps, or a capture is open.
+    /// does, it waits for those for which it need not stand idle (`near`), or all, until it has a
+    /// run; where that is not enough and pages can move, they move. `None`: nothing of this helps,
+    /// or a capture is open.
     ///
-    /// An event behind all work of the device may keep the stream waiting for streams that have
-    /// nothing to do with the run; one of these is waited for alone only if it is near, or no
+    /// With `near`, it stands idle for a single event only as long as other work covers that, or
+    /// within [`FIRST_IDLE`] and [`IDLE_SHARE`]; and for an event behind all work of the device,
+    /// which may keep it waiting for streams that have nothing to do with the run, only if no
     /// stream but that of the run has work before it.
     pub(crate) fn wait_for_others(
         &self,
@@ -68,25 +75,30 @@ impl Device {
         }
         self.fence_all(shared, Some(want.stream));
         let gains = |stream, work| central.wait_would_gain(want.stream, stream, work);
-        let events = self.streams.unfinished(want.stream, gains);
+        let events =
+            self.streams.unfinished(want.stream, central.order.latest_wait(want.stream), gains);
         let waits = central.single_waits(&self.streams, want);
         let is_by = |stream, of_own, epoch| {
             waits.get(&(stream, of_own)).is_some_and(|&needed| needed <= epoch)
         };
+        let may_idle = FIRST_IDLE + self.streams.host_clock() / IDLE_SHARE;
+        let idled = central.idled;
         let is_enough = |event: &&Unfinished| {
+            let uncovered = event.uncovered();
+            let is_short = uncovered == 0 || idled + uncovered <= may_idle;
             event.all_work().any(|(stream, work)| {
+                let is_alone = || event.busy.iter().all(|&busy| busy == stream);
                 (is_by(stream, true, work.ripe) || is_by(stream, false, work.epoch))
-                    && (event.is_near || !near || event.busy.iter().all(|&busy| busy == stream))
+                    && (event.is_near() || !near || is_short && is_alone())
             })
         };
-        if let Some(run) = events
-            .iter()
-            .find(is_enough)
-            .and_then(|event| self.wait_for(shared, central, want, event))
-        {
-            return Some(run);
+        if let Some(event) = events.iter().find(is_enough) {
+            central.idled += event.uncovered();
+            if let Some(run) = self.wait_for(shared, central, want, event) {
+                return Some(run);
+            }
         }
-        for event in events.iter().filter(|event| event.is_near || !near) {
+        for event in events.iter().filter(|event| event.is_near() || !near) {
             if let Some(run) = self.wait_for(shared, central, want, event) {
                 return Some(run);
             }
@@ -112,7 +124,7 @@ impl Device {
             return None;
         }
         for (stream, work) in event.all_work() {
-            central.order.add(want.stream, stream, work);
+            central.order.add(want.stream, stream, work, event.clock);
         }
         profiler::mark(What::StreamWait, want.bytes);
         shared.record.event(EventKind::Wait, self.id as u8, 0, want.stream, 0, 0, clock::now());

@@ -76,12 +76,12 @@ impl Streams {
         let mut polled = Polled::default();
         let Fences { pending, spare, covered, reached, .. } = fences;
         let Some(queue) = pending.get_mut(&number) else { return polled };
-        while let Some(&Fence { work, event, age, at }) = queue.front() {
+        while let Some(&Fence { work, event, age, clock, at }) = queue.front() {
             self.queried.fetch_add(1, Ordering::Relaxed);
             match driver.event_query(self.device, event) {
                 Ok(true) => {
                     self.raise(number, work);
-                    reached.insert(number, age);
+                    reached.insert(number, clock);
                     self.pass(covered.remove(&age).unwrap_or_default());
                     polled.further = true;
                 }
@@ -249,10 +249,11 @@ impl Streams {
             fences.spare.push(event);
             return false;
         }
-        let (age, at) = (self.recorded.fetch_add(1, Ordering::Relaxed), Instant::now());
+        let age = self.recorded.fetch_add(1, Ordering::Relaxed);
         let own = epochs.iter().find(|&&(number, _)| number == ALL_STREAMS);
         let epoch = own.map_or(0, |&(_, epoch)| epoch);
-        let fence = Fence { work: Work::of_all(epoch), event, age, at };
+        let (clock, at) = (self.host_clock(), Instant::now());
+        let fence = Fence { work: Work::of_all(epoch), event, age, clock, at };
         fences.push(ALL_STREAMS, fence, epochs);
         true
     }
@@ -306,8 +307,9 @@ impl Streams {
         fence(Ordering::SeqCst);
         let work = self.close_work(number);
         if driver.event_record(self.device, event, handle).is_ok() {
-            let (age, at) = (self.recorded.fetch_add(1, Ordering::Relaxed), Instant::now());
-            let fence = Fence { work, event, age, at };
+            let age = self.recorded.fetch_add(1, Ordering::Relaxed);
+            let (clock, at) = (self.host_clock(), Instant::now());
+            let fence = Fence { work, event, age, clock, at };
             fences.push(number, fence, Vec::new());
             return true;
         }
@@ -320,31 +322,29 @@ impl Streams {
     /// Events of other streams recorded and not yet seen done, from the view of `waiter`: least
     /// work before them first, then oldest first. Without the events of a stream whose work `gains`
     /// nothing: the oldest of its queue, and nearly all where the host is far ahead of the device.
+    /// `wait`: the stream for which `waiter` already waits, and up to which clock of the host.
     pub(crate) fn unfinished(
         &self,
         waiter: u32,
+        wait: Option<(u32, u64)>,
         gains: impl Fn(u32, Work) -> bool,
     ) -> Vec<Unfinished> {
         let fences = lock(&self.fences);
-        let now = self.recorded.load(Ordering::Relaxed);
-        let behind = fences
-            .pending
-            .get(&waiter)
-            .and_then(|queue| queue.front())
-            .map_or(0, |oldest| now - oldest.age);
+        let now = self.host_clock();
+        let oldest = fences.pending.get(&waiter).and_then(|queue| queue.front());
+        let own = oldest.map_or(0, |oldest| now.saturating_sub(oldest.clock));
+        let before_wait =
+            wait.map_or(0, |(stream, clock)| clock.saturating_sub(fences.reached(stream)));
+        let behind = own.max(before_wait);
         let mut found: Vec<(u64, Unfinished)> = Vec::new();
         for (&stream, queue) in fences.pending.iter().filter(|&(&stream, _)| stream != waiter) {
-            // None done yet: all work before any event may lie before this one.
-            let reached = fences.reached.get(&stream).map_or(0, |age| age + 1);
             // An event behind all work of the device covers other streams too.
             let first = match stream {
                 ALL_STREAMS => 0,
                 _ => queue.partition_point(|fence| !gains(stream, fence.work)),
             };
             found.extend(queue.range(first..).map(|fence| {
-                let ahead = fence.age + 1 - reached;
-                let is_near = ahead <= behind;
-                (fence.age, fences.unfinished(waiter, (stream, fence), (ahead, is_near)))
+                (fence.age, fences.unfinished((waiter, behind), (stream, fence), now))
             }));
         }
         found.sort_unstable_by_key(|(age, event)| (event.ahead, *age));

@@ -18,6 +18,8 @@ pub(crate) struct Fence {
     pub(crate) event: EventHandle,
     /// The lower of two was recorded first.
     pub(crate) age: u64,
+    /// [`Streams::host_clock`](super::Streams::host_clock) at its record.
+    pub(crate) clock: u64,
     pub(crate) at: Instant,
 }
 
@@ -34,12 +36,16 @@ pub(crate) struct Unfinished {
     /// Of one behind all work of the device: the streams other than the waiting one that are not
     /// past it, as far as older events tell.
     pub(crate) busy: Vec<u32>,
-    /// Work of its stream before it that is not known to be done, measured in the events that were
-    /// recorded on the device meanwhile.
+    /// Work of its stream before it that is not known to be done. This and what follows are in
+    /// ticks of [`Streams::host_clock`](super::Streams::host_clock).
     pub(crate) ahead: u64,
-    /// Whether the waiting stream has as much work of its own before the wait: then it need not
-    /// idle for the event, if two streams are equally fast.
-    pub(crate) is_near: bool,
+    /// How much longer that takes than the work that the waiting stream has before the wait: so
+    /// long it would stand idle, if two streams are equally fast.
+    pub(crate) idle: u64,
+    /// When it was recorded.
+    pub(crate) clock: u64,
+    /// What the host has enqueued since on the device.
+    pub(crate) after: u64,
 }
 
 /// Events recorded and not yet seen done, and spare ones.
@@ -52,7 +58,7 @@ pub(crate) struct Fences {
     /// need it.
     pub(crate) covered: HashMap<u64, Vec<(u32, u64)>>,
     pub(crate) spare: Vec<EventHandle>,
-    /// By stream: the age of its last event seen done.
+    /// By stream: the clock of its last event seen done.
     pub(crate) reached: HashMap<u32, u64>,
     /// The number at which the next poll starts.
     pub(crate) next: u32,
@@ -63,6 +69,17 @@ impl Unfinished {
     pub(crate) fn all_work(&self) -> impl Iterator<Item = (u32, Work)> {
         let covers = self.covers.iter().map(|&(stream, epoch)| (stream, Work::of_all(epoch)));
         std::iter::once((self.stream, self.work)).chain(covers)
+    }
+
+    /// Whether the waiting stream would not stand idle.
+    pub(crate) fn is_near(&self) -> bool {
+        self.idle == 0
+    }
+
+    /// How long the waiting stream would stand idle, beyond what other work covers: while that
+    /// runs, the device is busy.
+    pub(crate) fn uncovered(&self) -> u64 {
+        self.idle.saturating_sub(self.after)
     }
 }
 
@@ -89,13 +106,18 @@ impl Fences {
         }
     }
 
-    /// A pending event of `stream`, from the view of `waiter`; `ahead` and `is_near` as in
-    /// [`Unfinished`].
+    /// The clock up to which `stream` is known to be.
+    pub(crate) fn reached(&self, stream: u32) -> u64 {
+        self.reached.get(&stream).copied().unwrap_or(0)
+    }
+
+    /// A pending event of `stream`, from the view of `waiter`, which has `behind` ticks of work of
+    /// its own; the host's clock is `now`.
     pub(crate) fn unfinished(
         &self,
-        waiter: u32,
+        (waiter, behind): (u32, u64),
         (stream, fence): (u32, &Fence),
-        (ahead, is_near): (u64, bool),
+        now: u64,
     ) -> Unfinished {
         let is_other = |number: u32| number != waiter && number != ALL_STREAMS;
         let covers = self.covered.get(&fence.age).into_iter().flatten();
@@ -105,7 +127,10 @@ impl Fences {
         let others = self.pending.iter().filter(|_| stream == ALL_STREAMS);
         let busy = others.filter(|&(&number, queue)| is_other(number) && is_busy(queue));
         let busy = busy.map(|(&number, _)| number).collect();
-        Unfinished { stream, work: fence.work, covers, busy, ahead, is_near }
+        let ahead = fence.clock.saturating_sub(self.reached(stream));
+        let (idle, after) = (ahead.saturating_sub(behind), now.saturating_sub(fence.clock));
+        let clock = fence.clock;
+        Unfinished { stream, work: fence.work, covers, busy, ahead, idle, clock, after }
     }
 }
 
@@ -141,7 +166,7 @@ mod tests {
 
     fn fence(age: u64) -> Fence {
         let (event, at) = (EventHandle(age as usize), Instant::now());
-        Fence { work: Work::of_all(age), event, age, at }
+        Fence { work: Work::of_all(age), event, age, clock: age, at }
     }
 
     #[test]

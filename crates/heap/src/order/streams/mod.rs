@@ -137,6 +137,8 @@ pub(crate) struct Streams {
     capturing: AtomicU8,
     recorded: AtomicU64,
     queried: AtomicU64,
+    /// Large blocks freed so far: a clock of how far the host is. Raised under the central lock.
+    clock: AtomicU64,
     /// How far the host has run ahead.
     pub(crate) lag: Lag,
 }
@@ -176,6 +178,7 @@ impl Streams {
             stranded: AtomicU64::new(0),
             capturing: AtomicU8::new(0),
             recorded: AtomicU64::new(0),
+            clock: AtomicU64::new(0),
             queried: AtomicU64::new(0),
             lag: Lag::default(),
         }
@@ -265,6 +268,18 @@ impl Streams {
         let ripe = self.get(number).map_or(0, |stream| stream.ripe.load(Ordering::SeqCst));
         let epoch = self.close_epoch(number);
         if self.is_ripe_at_once(number) { Work::of_all(epoch) } else { Work { epoch, ripe } }
+    }
+
+    /// How far the host is: large blocks freed so far. Streams run what it enqueues at some pace;
+    /// so the clock tells how much work lies between two moments, with no clock of the device's.
+    pub(crate) fn host_clock(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    /// Counts a freed block, under the central lock.
+    #[inline]
+    pub(crate) fn tick(&self) {
+        self.clock.store(self.clock.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
     /// The open epoch of `stream`.
