@@ -733,8 +733,8 @@ int gruyere_stream_lasts(int device, GruyereStream stream);
 int gruyere_stream_ends(int device, GruyereStream stream);
 
 // Returns a mark of the work that `stream` of `device` has so far, for [`gruyere_stream_waits`].
-// Call it just before the program records an event on the stream. Two marks of a process differ,
-// or tell the same.
+// Call it just before the program records an event on the stream. Equal marks stand for
+// the same stream at the same moment.
 //
 // Returns 0 where the event tells the library nothing: the stream captures, or is neither a
 // default stream nor announced as lasting ([`gruyere_stream_lasts`]); nothing was allocated on the
@@ -744,9 +744,9 @@ uint64_t gruyere_mark_work(int device, GruyereStream stream);
 // Reports that the program has made `stream` of `device` wait for an event. `mark` is what
 // [`gruyere_mark_work`] returned just before the event was recorded, for the stream on which it
 // was; 0 is ignored. Call it after the wait was added, and only if the event was not recorded
-// again in between. What the marked stream had freed by then may serve `stream` at once; where the
-// library makes streams wait for each other itself to hold less (`waits:budget`), it learns how
-// far behind `stream` is.
+// again in between. What the marked stream had freed by then may serve `stream` at once; where
+// the library itself makes streams wait to hold less (`waits:budget`, and `waits:auto` in a
+// process that is alone), it learns how far behind `stream` is.
 void gruyere_stream_waits(int device, GruyereStream stream, uint64_t mark);
 
 // Tags the calling thread's requests from now on: 0 auto, 1 transient, 2 step, 3 persistent. Tags

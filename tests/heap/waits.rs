@@ -174,9 +174,9 @@ fn where_memory_runs_out_a_stream_waits_on_the_device_and_the_host_does_not() {
 
 /// A rank on its own: two streams take turns with blocks of `bytes`, with their work always
 /// pending. Bytes held at the peak.
-fn turns(gpu: &Gpu, rank: &Rank, turns: u64, bytes: u64) -> u64 {
+fn turns(gpu: &Gpu, rank: &Rank, rounds: u64, bytes: u64) -> u64 {
     let device = rank.device;
-    for _ in 0..turns {
+    for _ in 0..rounds {
         for (_, stream) in rank.order {
             let address = rank.heap.malloc(bytes, i64::from(device), stream).unwrap();
             as_program(|| gpu.launch(device, stream.0, 100, KERNEL)).unwrap();
@@ -195,6 +195,7 @@ fn by_default_streams_wait_to_hold_less_only_where_that_was_allowed_and_not_take
     let held = |prepare: Said| {
         let (gpu, [rank, _]) = job(4 << 30, "");
         prepare(&rank.heap);
+        // Within what streams may stand idle at first.
         let held = turns(&gpu, &rank, 2, 64 * MIB);
         rank.heap.validate().unwrap();
         (held, waits(&gpu)[0] > 0)

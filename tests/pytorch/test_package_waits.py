@@ -19,7 +19,8 @@ small = []
 for stream in streams:
     with torch.cuda.stream(stream):
         small.append(torch.empty(1, device="cuda"))
-for turn in range(40):
+# As many as are within what a stream may stand idle.
+for turn in range(4):
     with torch.cuda.stream(streams[turn % 2]):
         block = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
         for _ in range(20):

@@ -76,8 +76,8 @@ pub(crate) struct Central {
     pub(crate) slack: Option<Size>,
     /// The waits that the allocator has added to streams.
     pub(crate) order: Order,
-    /// How long streams would stand idle, uncovered, in the waits added so far for one run each
-    /// ([`crate::order::streams::Streams::host_clock`]).
+    /// How long streams were expected to stand idle, uncovered by other work, in the waits added so
+    /// far to hold less ([`crate::order::streams::Streams::host_clock`]).
     pub(crate) idled: u64,
     /// Bytes of large blocks freed so far.
     pub(crate) freed: u64,

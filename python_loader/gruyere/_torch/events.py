@@ -34,7 +34,7 @@ class _Recorded:
     __slots__ = ("mark", "under_way", "clash")
 
     def __init__(self) -> None:
-        # Of the last record; 0 if that is not known. Two that are equal tell the same.
+        # Of the last record; 0 if that is not known. Equal ones are of one stream and moment.
         self.mark = 0
         # Calls that record the event now, and whether two of them have met: which was last is then
         # not known.

@@ -16,6 +16,9 @@
 //! The stream is then also behind what the marked one had waited for by its mark
 //! ([`crate::order::waits::Order::add_of_program`]).
 //!
+//! Where the heap adds waits itself, a mark is a clock, and no epoch ends: the heap learns how far
+//! behind the waiting stream is, and no order.
+//!
 //! A stream that captures does not get its work in this order: a mark or a wait during a capture
 //! tells nothing, and is ignored.
 
@@ -57,7 +60,7 @@ enum Moment {
 }
 
 impl Mark {
-    /// The mark as one number, never 0. `None`: its epoch has too many digits.
+    /// The mark as one number, never 0. `None`: its epoch or clock has too many digits.
     #[must_use]
     pub fn to_bits(self) -> Option<u64> {
         let Self { device, stream, moment } = self;
@@ -87,14 +90,14 @@ impl Mark {
 impl Heap {
     /// The work that `stream` of `device` has so far: call it just before the program records an
     /// event on the stream. `None`: the stream captures, it may end without notice, nothing was
-    /// allocated on the device, or the mark would be of no use.
+    /// allocated on the device, or memory does not pass between streams.
     pub fn mark_work(&self, device: i64, stream: StreamHandle) -> Option<Mark> {
         if !self.shared.shares() {
             return None;
         }
         let device = self.device_in_use(device).ok()??;
         let number = device.streams.resolve_announced(&*self.shared.questions, stream)?;
-        // Where the allocator adds the waits that it needs, it asks only how far the stream is.
+        // Where the heap adds the waits that it needs, the moment is enough.
         let moment = if self.shared.waits_to_hold_less() {
             Moment::Clock(device.streams.host_clock())
         } else {

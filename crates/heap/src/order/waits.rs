@@ -10,8 +10,8 @@
 //! the allocator takes pages first, up to some slack above the peak of live bytes. Beyond, the
 //! stream waits for one event, if that alone brings a free run that is long enough: of several, the
 //! event with the least work of its stream before it. If the stream would stand idle for it, that
-//! must be short: covered by work that the host has enqueued after the event, or within a share of
-//! the time so far (`Device::wait_for_others`). An event behind all work of the device counts here
+//! must be short: covered by what the host has enqueued since the event, or within a share of the
+//! host's clock (`Device::wait_for_others`). An event behind all work of the device counts here
 //! only if the stream would not stand idle, or if no stream but that of the run has work before it.
 //! Else the stream waits for the *near* events: those with no more work before them than the stream
 //! itself has before the wait. How long that work takes is unknown; it is measured in what the host
@@ -146,12 +146,10 @@ impl Order {
         streams.reusable(stream) >= epoch || self.reusable(waiter, stream) >= epoch
     }
 
-    /// Notes that the allocator has made `waiter` wait for `work` of `stream`, whose event was
-    /// recorded at `clock`.
-    pub(crate) fn add(&mut self, waiter: u32, stream: u32, work: Work, clock: u64) {
+    /// Notes that the allocator has made `waiter` wait for `work` of `stream`.
+    pub(crate) fn add(&mut self, waiter: u32, stream: u32, work: Work) {
         let behind = self.behind.entry(waiter).or_default().entry(stream).or_default();
         behind.work = behind.work.max(work);
-        self.note_wait(waiter, stream, clock);
     }
 
     /// Notes that `waiter` waits for what the host had enqueued on `stream` at `clock`.
@@ -214,5 +212,22 @@ impl Order {
             !gone.contains(waiter) && !streams.is_empty()
         });
         self.until.retain(|&waiter, (stream, _)| !gone.contains(waiter) && !gone.contains(*stream));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_wait_of_a_stream_counts_until_a_number_passes_to_another() {
+        let mut order = Order::default();
+        order.note_wait(1, 2, 50);
+        order.note_wait(1, 3, 40);
+        assert_eq!((order.latest_wait(1), order.latest_wait(2)), (Some((2, 50)), None));
+        assert!(order.is_empty(), "it orders nothing");
+        order.note_wait(4, 5, 60);
+        order.forget(&[2, 4]);
+        assert_eq!((order.latest_wait(1), order.latest_wait(4)), (None, None));
     }
 }

@@ -29,10 +29,10 @@ use std::collections::HashMap;
 
 /// Events are due once large blocks of one part in this of the memory held have been freed.
 const BATCH_SHARE: u64 = 64;
-/// In waits for one event that alone yields a run, streams may be expected to stand idle, beyond
-/// what other work covers, for this long and one part in [`IDLE_SHARE`] of the time so far
-/// ([`Streams::host_clock`]).
+/// To have a run by a single event, streams may be expected to stand idle, beyond what other work
+/// covers, for this long in all ([`Streams::host_clock`]),
 const FIRST_IDLE: u64 = 8;
+/// and for one part in this of the clock.
 const IDLE_SHARE: u64 = 8;
 
 impl Device {
@@ -82,54 +82,55 @@ impl Device {
             waits.get(&(stream, of_own)).is_some_and(|&needed| needed <= epoch)
         };
         let may_idle = FIRST_IDLE + self.streams.host_clock() / IDLE_SHARE;
-        let idled = central.idled;
-        let is_enough = |event: &&Unfinished| {
+        let is_short = |event: &Unfinished| {
             let uncovered = event.uncovered();
-            let is_short = uncovered == 0 || idled + uncovered <= may_idle;
+            uncovered == 0 || central.idled + uncovered <= may_idle
+        };
+        let is_enough = |event: &&Unfinished| {
             event.all_work().any(|(stream, work)| {
                 let is_alone = || event.busy.iter().all(|&busy| busy == stream);
                 (is_by(stream, true, work.ripe) || is_by(stream, false, work.epoch))
-                    && (event.is_near() || !near || is_short && is_alone())
+                    && (event.is_near() || !near || is_short(event) && is_alone())
             })
         };
-        if let Some(event) = events.iter().find(is_enough) {
-            central.idled += event.uncovered();
-            if let Some(run) = self.wait_for(shared, central, want, event) {
-                return Some(run);
-            }
-        }
-        for event in events.iter().filter(|event| event.is_near() || !near) {
-            if let Some(run) = self.wait_for(shared, central, want, event) {
-                return Some(run);
+        let enough = events.iter().find(is_enough);
+        let all = events.iter().filter(|event| event.is_near() || !near);
+        for event in enough.into_iter().chain(all) {
+            if self.wait_for(shared, central, want, event) {
+                // Where the alternative is out of memory, idle time does not count.
+                central.idled += if near { event.uncovered() } else { 0 };
+                central.complete_ordered_frees(&self.streams, want);
+                if let Some(run) = central.fit_ordered(&self.streams, want) {
+                    return Some(run);
+                }
             }
         }
         let has_room = self.supply.make_room(central, growth, want);
         has_room.then(|| want.fit_or_join(&mut central.arenas)).flatten()
     }
 
-    /// Makes the stream of `want` wait for an event if that yields memory. Returns the run for
-    /// `want`, if there is one then.
+    /// Makes the stream of `want` wait for an event if that yields memory. True: it waits.
     fn wait_for(
         &self,
         shared: &Shared,
         central: &mut Central,
         want: Want,
         event: &Unfinished,
-    ) -> Option<RunId> {
+    ) -> bool {
         let would_gain = |(stream, work)| central.wait_would_gain(want.stream, stream, work);
         let Unfinished { stream, work, .. } = *event;
         if !event.all_work().any(would_gain)
             || !self.streams.make_wait(&*shared.driver, want.stream, stream, work.epoch)
         {
-            return None;
+            return false;
         }
         for (stream, work) in event.all_work() {
-            central.order.add(want.stream, stream, work, event.clock);
+            central.order.add(want.stream, stream, work);
         }
+        central.order.note_wait(want.stream, stream, event.clock);
         profiler::mark(What::StreamWait, want.bytes);
         shared.record.event(EventKind::Wait, self.id as u8, 0, want.stream, 0, 0, clock::now());
-        central.complete_ordered_frees(&self.streams, want);
-        central.fit_ordered(&self.streams, want)
+        true
     }
 
     /// Records events behind the frees so far, where streams pass memory to each other. An event

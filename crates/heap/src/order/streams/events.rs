@@ -333,9 +333,7 @@ impl Streams {
         let now = self.host_clock();
         let oldest = fences.pending.get(&waiter).and_then(|queue| queue.front());
         let own = oldest.map_or(0, |oldest| now.saturating_sub(oldest.clock));
-        let before_wait =
-            wait.map_or(0, |(stream, clock)| clock.saturating_sub(fences.reached(stream)));
-        let behind = own.max(before_wait);
+        let behind = own.max(wait.map_or(0, |wait| fences.left_of(wait)));
         let mut found: Vec<(u64, Unfinished)> = Vec::new();
         for (&stream, queue) in fences.pending.iter().filter(|&(&stream, _)| stream != waiter) {
             // An event behind all work of the device covers other streams too.

@@ -44,7 +44,7 @@ pub(crate) struct Unfinished {
     pub(crate) idle: u64,
     /// When it was recorded.
     pub(crate) clock: u64,
-    /// What the host has enqueued since on the device.
+    /// What the host has enqueued on the device since.
     pub(crate) after: u64,
 }
 
@@ -76,8 +76,8 @@ impl Unfinished {
         self.idle == 0
     }
 
-    /// How long the waiting stream would stand idle, beyond what other work covers: while that
-    /// runs, the device is busy.
+    /// How long the waiting stream would stand idle, beyond what the host has enqueued since the
+    /// event: while that runs, the device is busy.
     pub(crate) fn uncovered(&self) -> u64 {
         self.idle.saturating_sub(self.after)
     }
@@ -106,9 +106,20 @@ impl Fences {
         }
     }
 
-    /// The clock up to which `stream` is known to be.
-    pub(crate) fn reached(&self, stream: u32) -> u64 {
-        self.reached.get(&stream).copied().unwrap_or(0)
+    /// The clock up to which `stream` is known to be, by its events and those behind all work.
+    fn reached(&self, stream: u32) -> u64 {
+        let by = |stream| self.reached.get(&stream).copied().unwrap_or(0);
+        by(stream).max(by(ALL_STREAMS))
+    }
+
+    /// How long a stream that waits for what the host had enqueued on `stream` at `clock` has still
+    /// to wait. A stream without unfinished events is taken to be as far as the last of the others.
+    pub(crate) fn left_of(&self, (stream, clock): (u32, u64)) -> u64 {
+        let reached = match self.pending.contains_key(&stream) {
+            true => Some(self.reached(stream)),
+            false => self.pending.keys().map(|&other| self.reached(other)).min(),
+        };
+        reached.map_or(0, |reached| clock.saturating_sub(reached.max(self.reached(stream))))
     }
 
     /// A pending event of `stream`, from the view of `waiter`, which has `behind` ticks of work of
@@ -127,10 +138,18 @@ impl Fences {
         let others = self.pending.iter().filter(|_| stream == ALL_STREAMS);
         let busy = others.filter(|&(&number, queue)| is_other(number) && is_busy(queue));
         let busy = busy.map(|(&number, _)| number).collect();
-        let ahead = fence.clock.saturating_sub(self.reached(stream));
-        let (idle, after) = (ahead.saturating_sub(behind), now.saturating_sub(fence.clock));
         let clock = fence.clock;
-        Unfinished { stream, work: fence.work, covers, busy, ahead, idle, clock, after }
+        let ahead = clock.saturating_sub(self.reached(stream)).max(1);
+        Unfinished {
+            stream,
+            work: fence.work,
+            covers,
+            busy,
+            ahead,
+            idle: ahead.saturating_sub(behind),
+            clock,
+            after: now.saturating_sub(clock),
+        }
     }
 }
 
@@ -188,5 +207,32 @@ mod tests {
         let all = [(0, newest(0)), (1, newest(1)), (ALL_STREAMS, number - 1)];
         assert_eq!(last, all);
         assert_eq!(fences.covered.len(), MOST);
+    }
+
+    #[test]
+    fn a_stream_stands_idle_for_what_it_has_less_to_do_and_what_is_enqueued_since_covers_that() {
+        let mut fences = Fences::default();
+        fences.push(1, fence(40), Vec::new());
+        fences.reached.insert(1, 10);
+        let event = |behind, now| fences.unfinished((2, behind), (1, &fence(40)), now);
+        let of = |event: Unfinished| (event.ahead, event.idle, event.uncovered());
+        assert_eq!(of(event(0, 40)), (30, 30, 30));
+        assert_eq!(of(event(12, 45)), (30, 18, 13));
+        assert_eq!(of(event(12, 60)), (30, 18, 0));
+        assert!(event(30, 40).is_near() && !event(29, 40).is_near());
+        assert_eq!(fences.unfinished((2, 0), (1, &fence(10)), 40).ahead, 1, "work without a free");
+    }
+
+    #[test]
+    fn what_is_left_of_a_wait_is_counted_from_where_its_stream_or_else_the_last_one_is() {
+        let mut fences = Fences::default();
+        assert_eq!(fences.left_of((1, 50)), 0, "nothing is unfinished");
+        fences.push(1, fence(40), Vec::new());
+        fences.push(2, fence(45), Vec::new());
+        fences.reached.extend([(1, 10), (2, 30)]);
+        assert_eq!((fences.left_of((1, 50)), fences.left_of((2, 50))), (40, 20));
+        assert_eq!(fences.left_of((3, 50)), 40, "it has no event: as far as the last");
+        fences.reached.insert(ALL_STREAMS, 48);
+        assert_eq!((fences.left_of((1, 50)), fences.left_of((1, 47))), (2, 0));
     }
 }
