@@ -733,8 +733,8 @@ int gruyere_stream_lasts(int device, GruyereStream stream);
 int gruyere_stream_ends(int device, GruyereStream stream);
 
 // Returns a mark of the work that `stream` of `device` has so far, for [`gruyere_stream_waits`].
-// Call it just before the program records an event on the stream. Equal marks stand for
-// the same stream at the same moment.
+// Call it just before the program records an event on the stream. Equal marks stand for the same
+// stream at the same moment.
 //
 // Returns 0 where the event tells the library nothing: the stream captures, or is neither a
 // default stream nor announced as lasting ([`gruyere_stream_lasts`]); nothing was allocated on the

@@ -73,7 +73,7 @@ impl Mark {
         (at >> EPOCH_BITS == 0).then_some(place << EPOCH_BITS | at)
     }
 
-    /// The inverse of [`Mark::to_bits`]; `None` for 0.
+    /// The inverse of [`Mark::to_bits`]; `None` for what is no mark: 0, and an epoch 0.
     #[must_use]
     pub fn from_bits(bits: u64) -> Option<Self> {
         let (place, at) = (bits >> EPOCH_BITS, bits & ((1 << EPOCH_BITS) - 1));
@@ -81,9 +81,10 @@ impl Mark {
         let (device, stream) = (place >> STREAM_BITS, place & u64::from(NUMBERS - 1));
         let moment = match behind {
             CLOCK => Moment::Clock(at),
+            _ if at == 0 => return None,
             _ => Moment::Epoch { epoch: at, behind },
         };
-        (bits > 0).then_some(Self { device: device as u32, stream: stream as u32, moment })
+        Some(Self { device: device as u32, stream: stream as u32, moment })
     }
 }
 

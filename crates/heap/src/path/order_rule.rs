@@ -83,8 +83,7 @@ impl Device {
         };
         let may_idle = FIRST_IDLE + self.streams.host_clock() / IDLE_SHARE;
         let is_short = |event: &Unfinished| {
-            let uncovered = event.uncovered();
-            uncovered == 0 || central.idled + uncovered <= may_idle
+            event.uncovered == 0 || central.idled + event.uncovered <= may_idle
         };
         let is_enough = |event: &&Unfinished| {
             event.all_work().any(|(stream, work)| {
@@ -98,7 +97,7 @@ impl Device {
         for event in enough.into_iter().chain(all) {
             if self.wait_for(shared, central, want, event) {
                 // Where the alternative is out of memory, idle time does not count.
-                central.idled += if near { event.uncovered() } else { 0 };
+                central.idled += if near { event.uncovered } else { 0 };
                 central.complete_ordered_frees(&self.streams, want);
                 if let Some(run) = central.fit_ordered(&self.streams, want) {
                     return Some(run);

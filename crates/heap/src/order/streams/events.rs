@@ -3,7 +3,7 @@
 use super::fences::{Fence, Fences, Unfinished};
 use super::stream::{PER_THREAD, is_quiet, thread_token};
 use super::{ALL_STREAMS, FenceCounts, Streams};
-use crate::driver::{CaptureStatus, Driver, ErrorKind, StreamHandle};
+use crate::driver::{CaptureStatus, Driver, ErrorKind, EventHandle, StreamHandle};
 use crate::order::pending::Work;
 use crate::sync::lock;
 use std::collections::HashMap;
@@ -249,13 +249,16 @@ impl Streams {
             fences.spare.push(event);
             return false;
         }
-        let age = self.recorded.fetch_add(1, Ordering::Relaxed);
         let own = epochs.iter().find(|&&(number, _)| number == ALL_STREAMS);
         let epoch = own.map_or(0, |&(_, epoch)| epoch);
-        let (clock, at) = (self.host_clock(), Instant::now());
-        let fence = Fence { work: Work::of_all(epoch), event, age, clock, at };
-        fences.push(ALL_STREAMS, fence, epochs);
+        fences.push(ALL_STREAMS, self.recorded_now(Work::of_all(epoch), event), epochs);
         true
+    }
+
+    /// The fence of an event that was recorded just now behind `work`.
+    fn recorded_now(&self, work: Work, event: EventHandle) -> Fence {
+        let age = self.recorded.fetch_add(1, Ordering::Relaxed);
+        Fence { work, event, age, clock: self.host_clock(), at: Instant::now() }
     }
 
     /// Marks these streams unfenced: the frees of their epochs need another event.
@@ -307,10 +310,7 @@ impl Streams {
         fence(Ordering::SeqCst);
         let work = self.close_work(number);
         if driver.event_record(self.device, event, handle).is_ok() {
-            let age = self.recorded.fetch_add(1, Ordering::Relaxed);
-            let (clock, at) = (self.host_clock(), Instant::now());
-            let fence = Fence { work, event, age, clock, at };
-            fences.push(number, fence, Vec::new());
+            fences.push(number, self.recorded_now(work, event), Vec::new());
             return true;
         }
         // The epoch stays without an event of its own; the next one covers it.

@@ -42,10 +42,11 @@ pub(crate) struct Unfinished {
     /// How much longer that takes than the work that the waiting stream has before the wait: so
     /// long it would stand idle, if two streams are equally fast.
     pub(crate) idle: u64,
+    /// How far that exceeds what the host has enqueued on the device since the event: while that
+    /// runs, the device is busy.
+    pub(crate) uncovered: u64,
     /// When it was recorded.
     pub(crate) clock: u64,
-    /// What the host has enqueued on the device since.
-    pub(crate) after: u64,
 }
 
 /// Events recorded and not yet seen done, and spare ones.
@@ -74,12 +75,6 @@ impl Unfinished {
     /// Whether the waiting stream would not stand idle.
     pub(crate) fn is_near(&self) -> bool {
         self.idle == 0
-    }
-
-    /// How long the waiting stream would stand idle, beyond what the host has enqueued since the
-    /// event: while that runs, the device is busy.
-    pub(crate) fn uncovered(&self) -> u64 {
-        self.idle.saturating_sub(self.after)
     }
 }
 
@@ -115,11 +110,12 @@ impl Fences {
     /// How long a stream that waits for what the host had enqueued on `stream` at `clock` has still
     /// to wait. A stream without unfinished events is taken to be as far as the last of the others.
     pub(crate) fn left_of(&self, (stream, clock): (u32, u64)) -> u64 {
-        let reached = match self.pending.contains_key(&stream) {
-            true => Some(self.reached(stream)),
-            false => self.pending.keys().map(|&other| self.reached(other)).min(),
-        };
-        reached.map_or(0, |reached| clock.saturating_sub(reached.max(self.reached(stream))))
+        let mut reached = self.reached(stream);
+        if !self.pending.contains_key(&stream) {
+            let others = self.pending.keys().map(|&other| self.reached(other));
+            reached = reached.max(others.min().unwrap_or(clock));
+        }
+        clock.saturating_sub(reached)
     }
 
     /// A pending event of `stream`, from the view of `waiter`, which has `behind` ticks of work of
@@ -140,16 +136,9 @@ impl Fences {
         let busy = busy.map(|(&number, _)| number).collect();
         let clock = fence.clock;
         let ahead = clock.saturating_sub(self.reached(stream)).max(1);
-        Unfinished {
-            stream,
-            work: fence.work,
-            covers,
-            busy,
-            ahead,
-            idle: ahead.saturating_sub(behind),
-            clock,
-            after: now.saturating_sub(clock),
-        }
+        let idle = ahead.saturating_sub(behind);
+        let uncovered = idle.saturating_sub(now.saturating_sub(clock));
+        Unfinished { stream, work: fence.work, covers, busy, ahead, idle, uncovered, clock }
     }
 }
 
@@ -215,7 +204,7 @@ mod tests {
         fences.push(1, fence(40), Vec::new());
         fences.reached.insert(1, 10);
         let event = |behind, now| fences.unfinished((2, behind), (1, &fence(40)), now);
-        let of = |event: Unfinished| (event.ahead, event.idle, event.uncovered());
+        let of = |event: Unfinished| (event.ahead, event.idle, event.uncovered);
         assert_eq!(of(event(0, 40)), (30, 30, 30));
         assert_eq!(of(event(12, 45)), (30, 18, 13));
         assert_eq!(of(event(12, 60)), (30, 18, 0));
