@@ -92,6 +92,8 @@ pub(crate) struct Growth<'a> {
     pub(crate) capture: u8,
     /// Fresh bytes that growth may take from the driver.
     pub(crate) fresh: u64,
+    /// Whether little memory is left, of which `fresh` may be a part.
+    pub(crate) little_left: bool,
     /// Whether pages may move: not while anything captures.
     pub(crate) moves: bool,
     /// Whether growth may pass the slack where too little lies idle.
@@ -110,6 +112,7 @@ impl<'a> Growth<'a> {
             lifetime,
             capture: 0,
             fresh: u64::MAX,
+            little_left: false,
             moves: false,
             past_slack: true,
             streams,

@@ -167,6 +167,7 @@ impl Device {
         let growth = Growth {
             completed: &completed,
             fresh,
+            little_left: central.has_little_left(fresh),
             moves: guard.is_some(),
             ..Growth::of(shared, &self.streams, request.lifetime)
         };

@@ -20,9 +20,12 @@ use gruyere_record::{DeviceGauge, EventKind, Record, clock};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// In a program of one stream, near the peak of live bytes, pages move only if the free bytes that
-/// they strand, in pages at the ends of their run, are at most one part in this of them.
+/// Near the peak of live bytes, in a program of one stream or with little memory left, pages move
+/// only if the free bytes that they strand, in pages at the ends of their run, are at most one part
+/// in this of them.
 const STRANDED: u64 = 8;
+/// Little memory is left if it is less than one part in this of what is held.
+const LITTLE_LEFT: u64 = 2;
 /// Live bytes are near their peak if they lack less than one part in this of it.
 const NEAR_PEAK: u64 = 8;
 /// Where more is stranded than one part in the first of what is held, or than the second (bytes),
@@ -71,7 +74,10 @@ impl Central {
         }
         if moves {
             let row = self.plan_alone(ctx, want).unwrap_or(plan);
-            let careful = one_stream && self.is_near_peak(ctx.record, want.bytes);
+            // With several streams, what a move strands may be free soon: it counts only where
+            // little memory is left.
+            let careful =
+                (one_stream || ctx.little_left) && self.is_near_peak(ctx.record, want.bytes);
             let may_move = |pages: &MovablePages| !careful || strands_little(pages);
             let found = self.gather(ctx, want, &row, may_move);
             let missing = row.bytes - found.pages * PAGE;
@@ -113,8 +119,18 @@ impl Central {
 
     /// Fresh and spare memory that a growth may take, bytes.
     fn room(&self, ctx: &Growth<'_>) -> u64 {
+        self.room_with(ctx.fresh)
+    }
+
+    /// As [`Central::room`], of which `fresh` bytes at most are the driver's.
+    fn room_with(&self, fresh: u64) -> u64 {
         let pages = &self.backing.pages;
-        self.limit.saturating_sub(pages.held()).min(ctx.fresh) + pages.spare()
+        self.limit.saturating_sub(pages.held()).min(fresh) + pages.spare()
+    }
+
+    /// Whether little memory is left beside what is held, where the driver has `fresh` bytes more.
+    pub(crate) fn has_little_left(&self, fresh: u64) -> bool {
+        self.room_with(fresh) < self.backing.pages.held() / LITTLE_LEFT
     }
 
     /// Chooses idle pages for `row`, among those for which `may_move` is true.
