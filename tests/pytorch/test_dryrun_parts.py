@@ -219,6 +219,19 @@ def test_a_sighting_is_of_the_block_that_was_there_then():
     assert {block.bytes for block in blocks} == {512}
 
 
+def test_a_block_counts_as_requested_until_its_streams_are_done_with_it_as_in_torchs_statistics():
+    trace = [
+        entry("alloc", 64, 100, 0),
+        # Another stream uses it: record_stream.
+        entry("free_requested", 64, 100, 1), entry("alloc", 1024, 300, 1),
+        entry("free_completed", 64, 100, 2), entry("alloc", 2048, 50, 2),
+    ]  # fmt: skip
+    found = live.analyse(trace, Seen(), Nowhere())
+    assert found["requested_peak"] == 100 + 300
+    # Live bytes end with the program's own free.
+    assert found["peak"]["bytes"] == 2 * 512
+
+
 def test_what_an_older_torch_does_not_tell_is_not_made_up():
     trace = [{**entry("alloc", 64, 100, 0), "user_metadata": ""}]
     found = live.analyse(trace, Seen(), Nowhere())

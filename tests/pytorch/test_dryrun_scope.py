@@ -101,6 +101,26 @@ def test_a_step_that_was_tried_in_vain_with_a_larger_batch_does_not_count():
     assert found == Trace(300, 300).steps()
 
 
+def test_steps_whose_batch_is_fetched_one_ahead_are_alike():
+    trace = Trace()
+    fetched = trace.alloc(1000)
+    for _ in range(4):
+        trace.mark += 2
+        batch, fetched = fetched, trace.alloc(1000)
+        kept = trace.alloc(300)
+        trace.mark += 1
+        trace.seen.backwards.append(trace.mark)
+        trace.free(kept)
+        trace.mark += 1
+        trace.seen.steps.append(trace.mark)
+        trace.free(batch)
+    found = {**report(300, 300, 300, 300), "steps": trace.steps()}
+    # The first batch lives for a step, the others for two.
+    assert found["steps"]["activations"][0] > found["steps"]["activations"][1]
+    assert sentences.verdict(found).count("differ") == 0
+    assert any("Steps are alike" in line for line in sentences.scope(found))
+
+
 @pytest.mark.parametrize(
     ("activations", "differ"),
     [((300, 300, 300), False), ((300, 310, 305), False), ((300, 900, 600), True)],

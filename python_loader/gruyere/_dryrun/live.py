@@ -69,6 +69,9 @@ class History:
         self.blocks: list[Block] = []
         self.groups: list[str] = []
         self.events = 0
+        # The peak of requested bytes as torch's statistics count them: a block counts until the
+        # streams told of by record_stream are done with it, not until the program frees it.
+        self.requested_peak = 0
         # The marks of the requests that were refused for want of memory.
         self.refused: list[int] = []
         # Whether torch's history contains our metadata.
@@ -80,9 +83,13 @@ class History:
     def _read(self, trace: list[dict[str, Any]]) -> None:
         live: dict[int, Block] = {}
         groups: dict[str, int] = {}
+        requested: dict[int, int] = {}
+        requested_now = 0
         sightings, at = self.seen.sightings, 0
         for entry in trace:
             action = entry["action"]
+            if action == "free_completed":
+                requested_now -= requested.pop(entry["addr"], 0)
             if action not in ("alloc", "free_requested", "oom"):
                 continue
             mark, phase, module, place = _metadata(entry)
@@ -115,6 +122,9 @@ class History:
                 )  # fmt: skip
                 live[address] = block
                 self.blocks.append(block)
+                requested[address] = block.requested
+                requested_now += block.requested
+                self.requested_peak = max(self.requested_peak, requested_now)
             self.events += 1
         for sighting in sightings[at:]:
             _sighted(live, *sighting[1:])
@@ -183,18 +193,15 @@ def analyse(trace: list[dict[str, Any]], seen: Seen, lines: Lines) -> dict[str, 
     history = History(trace, seen, lines)
     changes = history.changes()
     total, most, at = 0, 0, -1
-    requested, requested_most = 0, 0
     for index, change, block in changes:
         total += change
-        requested += block.requested if change > 0 else -block.requested
-        requested_most = max(requested_most, requested)
         if total > most:
             most, at = total, index
     live = [block for block in history.blocks if block.begin <= at < block.end]
     workspaces = sum(block.bytes for block in live if block.kind == WORKSPACES)
     return {
         "peak": _peak(live, most, at, history),
-        "requested_peak": requested_most,
+        "requested_peak": history.requested_peak,
         "growth": _growth(history),
         "steps": scope(history, changes),
         "timeline": _timeline(changes, history.events, seen),

@@ -4,11 +4,14 @@ grows with its batch and length."""
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Optional
 
 if TYPE_CHECKING:
     from .live import Block, History
 
+# The bytes of each request of a forward: by line, then by step and backward.
+Requests = dict[str, dict[tuple[int, int], list[int]]]
 # Steps whose activations differ by more than this have different lengths or batches.
 FEW = 0.05
 
@@ -23,12 +26,15 @@ def scope(history: History, changes: list[tuple[int, int, Block]]) -> Optional[d
     - `activations`: for each step, the most memory at any moment that its forward left for its
       backward, or that was recomputed there. It depends on batch and length only, so the first
       step, which has no optimiser states yet, is comparable with later ones.
+    - `requested`: for each step, all bytes requested by its forward, or by the largest of several,
+      at lines that ran after the first step, too. Unlike the activations it does not depend on when
+      a batch that is fetched ahead is freed, nor on what is made before the loop.
     - `fixed_bytes`, `growing_bytes`: the memory that does not grow with the batch, and the memory
       that does, at the moment that would be the peak with twice the batch. Temporaries count as
       growing, although those of a weight's size do not grow.
     """
-    from .live import ACTIVATIONS, RECOMPUTED, TEMPORARIES
-    from .hooks import OPTIMIZER
+    from .live import ACTIVATIONS, OTHER, RECOMPUTED, TEMPORARIES
+    from .hooks import OPTIMIZER, PROGRAM
 
     steps = history.seen.steps
     if not history.told or not steps:
@@ -38,21 +44,28 @@ def scope(history: History, changes: list[tuple[int, int, Block]]) -> Optional[d
     parts = [(0, 0)] * len(steps)
     total = forward = temporaries = 0
     # Until when each step was tried in vain, with another batch perhaps.
-    tried = [0] * len(steps)
+    tried = [-1] * len(steps)
     for mark in history.refused:
         step = bisect_right(steps, mark)
         if step < len(tried):
             tried[step] = max(tried[step], mark)
+    requested: Requests = {}
     for _, change, block in changes:
         total += change
         if block.kind in (ACTIVATIONS, RECOMPUTED):
             forward += change
         elif block.kind == TEMPORARIES and block.phase != OPTIMIZER:
             temporaries += change
-        if change < 0 or not forward:
+        if change < 0:
             continue
         step = bisect_right(steps, block.mark)
         if step >= len(most) or block.mark <= tried[step]:
+            continue
+        if block.phase == PROGRAM and block.kind in (ACTIVATIONS, TEMPORARIES, OTHER):
+            following = bisect_right(history.seen.backwards, block.mark)
+            forwards = requested.setdefault(block.line, {})
+            forwards.setdefault((step, following), []).append(change)
+        if not forward:
             continue
         most[step] = max(most[step], forward)
         varies = forward + temporaries
@@ -62,7 +75,28 @@ def scope(history: History, changes: list[tuple[int, int, Block]]) -> Optional[d
     fixed, growing = max(parts, key=lambda part: part[0] + 2 * part[1])
     if not growing:
         return None
-    return {"activations": most, "fixed_bytes": fixed, "growing_bytes": growing}
+    return {
+        "activations": most,
+        "requested": _by_forwards(requested, len(most)),
+        "fixed_bytes": fixed,
+        "growing_bytes": growing,
+    }
+
+
+def _by_forwards(requested: Requests, steps: int) -> list[int]:
+    totals: Counter[tuple[int, int]] = Counter()
+    for forwards in requested.values():
+        later = [len(sizes) for (step, _), sizes in forwards.items() if step]
+        if not later:
+            continue
+        for (step, backward), sizes in forwards.items():
+            # The first step has what was made before the loop, too: the first batch at least, if
+            # batches are fetched ahead. A later step tells how many blocks of the line are its own.
+            totals[step, backward] += sum(sizes if step else sizes[-max(later) :])
+    largest = [0] * steps
+    for (step, _), total in totals.items():
+        largest[step] = max(largest[step], total)
+    return largest
 
 
 def spread(report: dict[str, Any]) -> Optional[tuple[int, int]]:
@@ -71,6 +105,8 @@ def spread(report: dict[str, Any]) -> Optional[tuple[int, int]]:
     found = report.get("steps")
     program = report["program"]
     if not found or program["steps"] < program["steps_asked"]:
+        return None
+    if max(found["requested"]) <= min(found["requested"]) * (1 + FEW):
         return None
     least, most = min(found["activations"]), max(found["activations"])
     # Memory that steps leave behind is reported separately.
