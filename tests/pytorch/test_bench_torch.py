@@ -281,6 +281,25 @@ def test_a_program_that_resets_the_peaks_is_measured_whole(tmp_path, name):
         assert row["caught"] == 1, row
 
 
+CONVOLUTION = """
+import torch
+x = torch.randn(2, 64, 512, 512, dtype=torch.half, device="cuda")
+c = torch.nn.Conv2d(64, 32, 3, padding=1, device="cuda", dtype=torch.half)
+with torch.no_grad():
+    y = c(x)
+"""
+
+
+def test_a_convolution_is_cudnns_as_in_the_program_by_itself(tmp_path):
+    (tmp_path / "train.py").write_text(CONVOLUTION)
+    options = "--stand-in --no-fit --runs 1 --json - --allocators default,gruyere --program"
+    ran = bench(tmp_path, *options.split(), "train.py")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    for row in rows(ran):
+        # Input and output. Without cuDNN torch unfolds the input, which is nine times as large.
+        assert 96 * MIB <= row["allocated_peak"] < 98 * MIB, row
+
+
 FAILING = {
     "exit": (
         "import torch\ntorch.zeros(1, device='cuda')\nraise SystemExit(3)",

@@ -192,6 +192,17 @@ def test_the_stand_ins_clock_is_in_words(nanoseconds, lag):
 def test_on_the_stand_in_the_last_line_says_on_which():
     last = said(76.5, 64.5, 63.0, on_gpu=False).rstrip().split("\n\n")[-1].replace("\n", " ")
     assert last.startswith("On the NVIDIA H100 80GB HBM3: memory figures are exact"), last
+    assert "without the unknown workspaces of NVIDIA's libraries" in last
+
+
+@pytest.mark.parametrize(
+    ("gruyere", "on_gpu", "told"),
+    [(FAILED, False, True), (OUT_OF_MEMORY, False, True), (63.0, False, False),
+     (FAILED, True, False)],
+)  # fmt: skip
+def test_a_failure_on_the_stand_in_may_come_from_an_invented_value(gruyere, on_gpu, told):
+    text = said(76.5, 64.5, gruyere, on_gpu).replace("\n", " ")
+    assert ("invents what a program reads from the device" in text) == told
 
 
 @pytest.mark.parametrize("part", list(parts.REASONS))

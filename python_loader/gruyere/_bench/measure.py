@@ -86,14 +86,9 @@ class Meter:
         if memory is not None and self.stand_in is not None:
             os.environ["PHANTOM_MEMORY"] = str(memory)
 
-    def prepare(self, torch: Any, cudnn: bool = False) -> None:
-        """Call once torch is imported. Uses no CUDA. `cudnn`: leave cuDNN on, even on the
-        stand-in."""
-        if self.stand_in is not None and not cudnn:
-            # cuDNN's memory use is unknown on the stand-in.
-            torch.backends.cudnn.enabled = False
-            torch.backends.cuda.enable_cudnn_sdp(False)
-        elif self.stand_in is None:
+    def prepare(self, torch: Any) -> None:
+        """Call once torch is imported. Uses no CUDA."""
+        if self.stand_in is None:
             torch.cuda._lazy_call(lambda: self._begin_on_gpu(torch))
         # Only then is every function in place: Gruyère may replace torch's until CUDA starts.
         torch.cuda._lazy_call(lambda: self._watch_resets(torch))

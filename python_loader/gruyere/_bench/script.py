@@ -75,8 +75,6 @@ class Enough(SystemExit):
 
 
 class Watch:
-    # Whether cuDNN stays on where its memory cannot be measured.
-    cudnn = False
     # Whether to measure what Gruyère holds beyond live memory, which makes the times invalid.
     wants_parts = False
     # Keeps the allocator that the row names. A dry run has its own.
@@ -103,7 +101,7 @@ class Watch:
         self.torch = torch
         if self.settings is not None:
             self.settings.imported(torch)
-        self.meter.prepare(torch, self.cudnn)
+        self.meter.prepare(torch)
         # Under torch's own allocator too: the process must not abort with its figures.
         backward_end.install(torch)
         if self.wants_parts:

@@ -170,6 +170,10 @@ def run(
             import gruyere
 
             gruyere.enable()
+        if meter.stand_in is not None:
+            # What cuDNN's plans need beside their operands is unknown there.
+            torch.backends.cudnn.enabled = False
+            torch.backends.cuda.enable_cudnn_sdp(False)
         meter.prepare(torch)
         torch.manual_seed(0)
         from .programs import PROGRAMS

@@ -78,15 +78,22 @@ def markdown(report: Report) -> str:
         below = [*failed, *beside, *ignored]
         text += ["", *below] if below or not on_gpu else []
     if not on_gpu:
+        if any(row.outcome != COMPLETED for program in report.programs for row in program.rows):
+            text += [wrapped(_INVENTED), ""]
         text.append(
             wrapped(
-                f"On the {report.machine['device']}: memory figures are exact; times are those of "
-                "the host and do not predict a GPU's."
+                f"On the {report.machine['device']}: memory figures are exact, without the unknown "
+                "workspaces of NVIDIA's libraries (cuDNN); times are those of the host and do not "
+                "predict a GPU's."
             )
         )
     return "\n".join(text) + "\n"
 
 
+_INVENTED = (
+    "The stand-in GPU invents what a program reads from the device, and a failure may come from "
+    "such a value: `gruyere dryrun` names the lines that read one."
+)
 _NAMES = {
     "default": "torch default",
     "expandable": "torch expandable",

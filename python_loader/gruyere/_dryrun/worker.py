@@ -65,8 +65,6 @@ def is_for_want_of_torch(error: BaseException) -> bool:
 
 class Worker(Watch):
     found: Found
-    # cuDNN stays as the program sets it.
-    cudnn = True
 
     def __init__(self, request: dict[str, Any]) -> None:
         super().__init__(request["allocator"], None, request["steps"], Reach(request["closed"]))
