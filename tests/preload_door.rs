@@ -7,6 +7,7 @@
 #[path = "common/preload.rs"]
 mod preload;
 
+use gruyere::record::DeviceGauge;
 use preload::{Run, Workshop};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -138,8 +139,11 @@ fn a_program_that_exits_with_a_failure_after_an_out_of_memory_leaves_its_record_
         ("dies_of_it", "records_kept:0", 0),
         ("goes_on", "", 0),
         ("ends_well", "", 0),
+        ("dies_of_it", "preload:observe", 1),
+        ("goes_on", "preload:observe", 0),
+        ("ends_well", "preload:observe", 0),
     ] {
-        let records = workshop().folder.join(format!("records-{promise}-{left}"));
+        let records = workshop().folder.join(format!("records-{promise}-{conf}"));
         std::fs::create_dir(&records).unwrap();
         let settings = [
             ("PHANTOM_MEMORY", "1GiB"),
@@ -156,7 +160,8 @@ fn a_program_that_exits_with_a_failure_after_an_out_of_memory_leaves_its_record_
             let uses = record.process().uses.unwrap();
             assert!(!uses.torch && !uses.python);
             // As it was at the refusal, though memory was freed since.
-            assert_eq!(record.device_snapshots()[0].live, 1 << 30);
+            let device = &record.device_snapshots()[0];
+            assert_eq!((device.live, device.gauge(DeviceGauge::OutOfMemories)), (1 << 30, 1));
         }
     }
 }

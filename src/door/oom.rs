@@ -23,6 +23,14 @@ pub(super) fn note(heap: &Heap, report: &mut Report, stream: StreamHandle) {
     run_file::at_an_out_of_memory(heap);
 }
 
+/// Counts an out-of-memory of a program that is only watched: its own allocator refused `bytes`.
+#[cold]
+pub(in crate::door) fn saw(heap: &Heap, device: i64, bytes: u64, stream: StreamHandle) {
+    heap.saw_refusal(device, bytes, stream);
+    keep_moment(heap);
+    refusal::note(heap);
+}
+
 /// Keeps the record as it is, for [`super::control::gruyere_keep_record`]: `gruyere post` then
 /// reports what the exception says.
 fn keep_moment(heap: &Heap) {

@@ -4,15 +4,17 @@
 //! Of CUDA it calls nothing else but cudaGetDevice, which makes no context.
 
 use super::current;
+use super::failure::OUT_OF_MEMORY;
 use super::mode;
 use super::runtime::{CudaError, Runtime, Stream, effective};
 use crate::door::begin::heap;
+use crate::door::oom;
 use crate::door::process::{current as heap_in_use, guarded};
 use crate::driver::StreamHandle;
 use crate::heap::Heap;
 use std::ffi::c_void;
 
-/// Records the `bytes` at `*out` where the real call returned 0.
+/// Records the `bytes` at `*out` where the real call returned 0, and a refusal for want of memory.
 ///
 /// # Safety
 /// `out` may be read where `error` is 0.
@@ -30,6 +32,8 @@ pub unsafe fn allocated(
         if address != 0 {
             guarded((), || note(runtime, address, bytes, stream));
         }
+    } else if error == OUT_OF_MEMORY {
+        guarded((), || note_refusal(runtime, bytes, stream));
     }
     error
 }
@@ -39,6 +43,16 @@ fn note(runtime: Runtime, address: u64, bytes: usize, stream: StreamHandle) {
     let Some(device) = current::device(runtime) else { return };
     if let Some(heap) = heap_in_use().or_else(begin) {
         heap.saw_malloc(device, address, bytes as u64, stream);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn note_refusal(runtime: Runtime, bytes: usize, stream: StreamHandle) {
+    if let Some(device) = current::device(runtime)
+        && let Some(heap) = heap_in_use().or_else(begin)
+    {
+        oom::saw(heap, device, bytes as u64, stream);
     }
 }
 

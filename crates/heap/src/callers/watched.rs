@@ -8,6 +8,7 @@ use crate::driver::absent::AbsentDriver;
 use crate::driver::{DriverError, StreamHandle};
 use crate::heap::Heap;
 use crate::order::streams;
+use crate::report::cause::Report;
 use crate::settings::{Backing, Settings};
 use crate::shared::Shared;
 use crate::small::size_class::{round, round_up};
@@ -101,6 +102,22 @@ impl Heap {
             if let Some(trace) = &self.trace {
                 trace.malloc(address, size, device.id, stream);
             }
+        }
+    }
+
+    /// Notes that the other allocator refused `size` bytes on `device`, in the order of `stream`,
+    /// for want of memory.
+    #[cold]
+    pub fn saw_refusal(&self, device: i64, size: u64, stream: StreamHandle) {
+        if let Ok(device) = self.device(device) {
+            let number = device.streams.resolve_lasting(&*self.shared.driver, stream);
+            let mut report = Report {
+                device: device.id,
+                asked: size,
+                stream: (number.unwrap_or(streams::ALL_STREAMS), stream.0 as u64),
+                ..Report::default()
+            };
+            device.count_out_of_memory(&self.shared, &mut report);
         }
     }
 

@@ -4,8 +4,9 @@
 //! Of CUDA it calls nothing else but cuCtxGetDevice, which makes no context.
 
 use super::context;
-use super::real::{AllocationProp, CuResult, DevicePtr};
+use super::real::{AllocationProp, CuResult, DevicePtr, OUT_OF_MEMORY};
 use crate::door::begin::heap;
+use crate::door::oom;
 use crate::door::preload::mode;
 use crate::door::process::{current as heap_in_use, guarded};
 use crate::driver::StreamHandle;
@@ -13,7 +14,7 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_ulonglong};
 
-/// Records the `bytes` at `*out` where the real call returned 0.
+/// Records the `bytes` at `*out` where the real call returned 0, and a refusal for want of memory.
 ///
 /// # Safety
 /// `out` may be read where `code` is 0.
@@ -29,6 +30,14 @@ pub unsafe fn allocated(
         guarded((), || {
             if let Some(device) = context::device() {
                 note(device, address, bytes, stream);
+            }
+        });
+    } else if code == OUT_OF_MEMORY {
+        guarded((), || {
+            if let Some(device) = context::device()
+                && let Ok(heap) = heap_in_use().map_or_else(heap, Ok)
+            {
+                oom::saw(heap, device, bytes as u64, stream);
             }
         });
     }
