@@ -341,6 +341,26 @@ assert len(frames) == 24 and frames[1][1] == frames[23][1] == "深", frames
 """)
 
 
+def test_the_line_is_kept_that_called_a_library_which_calls_itself_deeper_than_is_kept(phantom, door):
+    run(phantom, door, code="""
+from copy import deepcopy
+def deep(levels):
+    return torch.nn.Sequential(deep(levels - 1) if levels else torch.nn.Linear(1024, 1024))
+def moved():
+    return deep(15).to("cuda")
+def copied():
+    return deepcopy(model)
+model = moved()
+for made, name in [(model, "moved"), (copied(), "copied")]:
+    frames = sites.of(next(made.parameters()))["frames"]
+    own = [frame[1] for frame in frames if frame[0] == moved.__code__.co_filename]
+    assert own == [name, "<module>"] and len(frames) == 24, frames
+    # The innermost are there as well.
+    assert frames[0][0].endswith("/torch/nn/modules/module.py" if name == "moved" else
+                                 "/torch/nn/parameter.py"), frames
+""")
+
+
 def test_forked_children_and_the_end_of_the_interpreter_are_quiet(phantom, door):
     ran = run(phantom, door, code="""
 block = tensor(4 * MIB)

@@ -19,6 +19,7 @@ use super::content;
 use super::layout::{self, Entry, GENERATOR, Identity, Innermost, Layout, Place};
 use super::stack;
 use super::word::{mix, number, number_now, word, word_now};
+use crate::record::sites::Frame;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 type Object = *mut c_void;
@@ -74,14 +75,6 @@ pub(super) struct At {
     pub code: usize,
     /// Progress in its bytecode, bytes.
     pub offset: i32,
-}
-
-/// A frame in words.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Frame {
-    pub file: String,
-    pub function: String,
-    pub line: u32,
 }
 
 /// A walk that reads no name: it only distinguishes one stack from another.

@@ -22,9 +22,9 @@ use super::fork;
 use super::process::{self, GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE, guarded};
 use crate::heap::Sites;
 use crate::record::Record;
-use crate::record::sites::{DEPTH, FrameId, NewSite, Phase, SiteId};
+use crate::record::sites::{DEPTH, Frame, FrameId, NewSite, Phase, SiteId};
 use autograd::{Forwards, GruyereAutograd};
-use interpreter::{Frame, Interpreter, Walk};
+use interpreter::{Interpreter, Walk};
 use known::Known;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -181,12 +181,10 @@ impl Program {
             None => Vec::new(),
         };
         let told = |frame: &Frame| record.frame(&frame.file, &frame.function, frame.line);
-        let frames = stack.iter().filter(|frame| !places::is_plumbing(frame)).take(DEPTH);
-        let mut frames: Vec<FrameId> = frames.map(told).collect();
-        if asked.backward.is_some() && stack.first().is_none_or(places::is_engine) {
-            frames.insert(0, record.frame("autograd", &autograd::name(), 0));
-            frames.truncate(DEPTH);
-        }
+        let is_node = asked.backward.is_some() && stack.first().is_none_or(places::is_engine);
+        let node = is_node.then(|| record.frame("autograd", &autograd::name(), 0));
+        let frames = places::kept(&stack, DEPTH - usize::from(is_node));
+        let frames: Vec<FrameId> = node.into_iter().chain(frames.into_iter().map(told)).collect();
         let phase = match asked.backward {
             Some(_) => Phase::Backward,
             None => places::phase(&stack),

@@ -1,13 +1,28 @@
-//! The phase of a program that uses torch, from its frames.
+//! What a site keeps of a stack, and the phase of a program that uses torch, from its frames.
 #![deny(unsafe_code)]
 
-use super::interpreter::Frame;
-use crate::record::sites::Phase;
+use crate::record::sites::{Frame, Phase};
 
 /// Whether a frame is torch's way from a module's call to its `forward`: two or three a module,
 /// which add nothing to the module's path.
 pub(super) fn is_plumbing(frame: &Frame) -> bool {
     frame.file.ends_with("torch/nn/modules/module.py") && frame.function.contains("_call_impl")
+}
+
+/// The frames of a stack that a site keeps, the innermost first, `most` at most: the innermost.
+///
+/// A library's function may call itself more often than that (`copy.deepcopy`, `Module._apply`).
+/// Where none of these frames is the program's own, those from its innermost one on are kept in
+/// place of the outer ones, up to half.
+pub(super) fn kept(stack: &[Frame], most: usize) -> Vec<&Frame> {
+    let mut frames: Vec<&Frame> = stack.iter().filter(|frame| !is_plumbing(frame)).collect();
+    let own = frames.iter().position(|frame| frame.is_own());
+    if let Some(own) = own.filter(|&own| own >= most) {
+        let outer = (frames.len() - own).min(most / 2);
+        frames.drain(most - outer..own);
+    }
+    frames.truncate(most);
+    frames
 }
 
 /// Whether a frame is torch's way into its engine, which calls a node that runs on the same thread.
@@ -69,6 +84,30 @@ mod tests {
     const BACKWARD: (&str, &str) = ("/v/site-packages/torch/autograd/__init__.py", "backward");
     const REDUCE: (&str, &str) =
         ("/v/site-packages/torch/distributed/distributed_c10d.py", "all_reduce");
+
+    /// The lines that are kept, ten at most, of a stack of `library` frames of a library, from line
+    /// 100 on, that `own` frames of the program called, from line 1 on.
+    fn lines_kept(library: u32, own: u32) -> Vec<u32> {
+        let of = |file: &str, line| Frame { file: file.into(), function: "f".into(), line };
+        let copying = (100..100 + library).map(|line| of("/usr/lib/python3.12/copy.py", line));
+        let stack: Vec<Frame> =
+            copying.chain((1..=own).map(|line| of("/home/me/train.py", line))).collect();
+        kept(&stack, 10).into_iter().map(|frame| frame.line).collect()
+    }
+
+    #[test]
+    fn the_innermost_frames_are_kept_if_one_is_the_programs_or_none_is_anywhere() {
+        assert_eq!(lines_kept(2, 3), [100, 101, 1, 2, 3]);
+        assert_eq!(lines_kept(9, 3), [100, 101, 102, 103, 104, 105, 106, 107, 108, 1]);
+        assert_eq!(lines_kept(12, 0), (100..110).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_programs_frames_are_kept_that_called_a_library_which_calls_itself_too_often() {
+        assert_eq!(lines_kept(10, 1), [100, 101, 102, 103, 104, 105, 106, 107, 108, 1]);
+        assert_eq!(lines_kept(200, 2), [100, 101, 102, 103, 104, 105, 106, 107, 1, 2]);
+        assert_eq!(lines_kept(200, 50), [100, 101, 102, 103, 104, 1, 2, 3, 4, 5]);
+    }
 
     #[test]
     fn the_innermost_frame_that_says_a_phase_counts() {
