@@ -23,6 +23,7 @@ use crate::plain;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 pub use lines::{LISTED, Line, lines, live_blocks, read_lines};
 pub use show::{At, BEYOND, NOT_KNOWN, Place};
+pub(crate) use usage::growth;
 pub use usage::{By, Growth, Usage, fill_from_slabs, usage};
 
 /// Sites per record at most; 112 bytes each, allocated as they come.

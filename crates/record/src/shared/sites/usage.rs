@@ -125,7 +125,7 @@ fn key(sites: &Sites, id: SiteId, by: By) -> Key<'_> {
 
 /// The part of `by_step` (bytes by step of allocation) left behind step after step. In a single
 /// look a bounded queue looks the same: it holds what its last steps have left.
-fn growth(by_step: &BTreeMap<u32, u64>, now: u32) -> Option<Growth> {
+pub(crate) fn growth(by_step: &BTreeMap<u32, u64>, now: u32) -> Option<Growth> {
     let old = now.checked_sub(YOUNG_STEPS)?;
     let left: Vec<(u32, u64)> =
         by_step.range(..=old).map(|(&step, &bytes)| (step, bytes)).collect();

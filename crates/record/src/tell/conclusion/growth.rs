@@ -9,7 +9,7 @@ use super::unmarked;
 use super::words::{bytes, of};
 use super::{Accused, Advice, Cause, Finding};
 use crate::BlockEntry;
-use crate::sites::{By, Frame, Growth, Phase, Site, SiteId, Usage, usage};
+use crate::sites::{By, Frame, Growth, Phase, Site, SiteId, Usage, growth, usage};
 
 /// What grew.
 #[derive(Default)]
@@ -107,7 +107,8 @@ fn join_models(evidence: &Evidence<'_>, groups: &mut Vec<Group>) {
     groups.push(models);
 }
 
-/// The growing bytes of a group, by use.
+/// The growing bytes of a group, by use. What else is live of its lines is not part of it: the
+/// gradients and states of the model that is trained are there, too.
 #[derive(Default)]
 struct Uses {
     weights: u64,
@@ -116,25 +117,39 @@ struct Uses {
     others: u64,
     /// The site of the line with most weights.
     line: SiteId,
+    /// How many steps have left the same bytes of weights of that line, and how many, if most have.
+    times: Option<(usize, u64)>,
 }
 
 impl Uses {
     fn of(evidence: &Evidence<'_>, group: &Group) -> Self {
-        let mut uses = Self::default();
-        let mut weights = vec![0; group.lines.len()];
+        // By line; bytes by step.
+        let mut parts = vec![<[BTreeMap<u32, u64>; 4]>::default(); group.lines.len()];
         for (line, block) in group.blocks(evidence) {
+            let [weights, states, gradients, others] = &mut parts[line];
             let part = match evidence.sites.get(block.site) {
-                Some(site) if site.phase == Phase::Optimizer => &mut uses.states,
-                _ if is_persistent(block) => &mut weights[line],
-                Some(site) if is_of_autograd(site) => &mut uses.gradients,
-                _ => &mut uses.others,
+                Some(site) if site.phase == Phase::Optimizer => states,
+                _ if is_persistent(block) => weights,
+                Some(site) if is_of_autograd(site) => gradients,
+                _ => others,
             };
-            *part += block.size;
+            *part.entry(block.step).or_default() += block.size;
         }
-        uses.weights = weights.iter().sum();
-        let most = (0..weights.len()).rev().max_by_key(|&line| weights[line]);
-        uses.line =
-            most.filter(|_| uses.weights > 0).map_or(SiteId::NONE, |line| group.lines[line].0.site);
+        let mut uses = Self::default();
+        let mut most = 0;
+        for (parts, (usage, _)) in parts.iter().zip(&group.lines) {
+            let grown = parts.each_ref().map(|part| growth(part, evidence.now));
+            let [weights, states, gradients, others] =
+                grown.map(|grown| grown.map_or(0, |grown| grown.bytes));
+            uses.weights += weights;
+            uses.states += states;
+            uses.gradients += gradients;
+            uses.others += others;
+            if weights > most {
+                (most, uses.line) = (weights, usage.site);
+                uses.times = grown[0].and_then(|grown| times(&parts[0], grown));
+            }
+        }
         uses
     }
 
@@ -148,7 +163,19 @@ impl Uses {
     }
 
     fn are_of_models(&self) -> bool {
-        self.others <= self.whole() / REMNANT
+        self.whole() > 0 && self.others <= self.whole() / REMNANT
+    }
+
+    /// What else is kept of models, in words. Small weights have the site of their slab, which may
+    /// be of a gradient's or a state's.
+    fn with(&self) -> Option<&'static str> {
+        let is_kept = |part: u64| part > self.weights / REMNANT;
+        match (is_kept(self.gradients), is_kept(self.states)) {
+            (true, true) => Some("with their gradients and states"),
+            (true, false) => Some("with their gradients"),
+            (false, true) => Some("with their states"),
+            (false, false) => None,
+        }
     }
 
     fn are_states(&self) -> bool {
@@ -158,6 +185,21 @@ impl Uses {
     fn are_gradients(&self) -> bool {
         self.gradients >= self.whole() - self.whole() / REMNANT
     }
+}
+
+/// How many steps have left the same, and how much that is, if most have.
+fn times(by_step: &BTreeMap<u32, u64>, grown: Growth) -> Option<(usize, u64)> {
+    let mut sizes: Vec<u64> = by_step.range(grown.since..).map(|(_, &bytes)| bytes).collect();
+    sizes.sort_unstable();
+    let median = *sizes.get(sizes.len() / 2)?;
+    let alike = sizes.iter().filter(|&&bytes| bytes == median).count();
+    (2 * alike > sizes.len()).then_some((alike, median))
+}
+
+/// Whether Python copied what lies at a site, for the line of the program that it has.
+fn is_copied(site: &Site) -> bool {
+    let mut inside = site.frames.iter().take_while(|frame| !frame.is_own());
+    inside.any(|frame| frame.file.ends_with("/copy.py"))
 }
 
 /// Whether autograd itself made a site's blocks in a backward, and no hook of the program's.
@@ -240,15 +282,18 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
     let uses = Uses::of(evidence, group);
     if uses.are_models() {
         let place = place(evidence, uses.line);
-        let with = match (uses.gradients > 0, uses.states > 0) {
-            (true, true) => " with their gradients and states",
-            (true, false) => " with their gradients",
-            (false, true) => " with their states",
-            (false, false) => "",
+        let (by, advice) = match evidence.sites.get(uses.line).is_some_and(is_copied) {
+            true => ("copied", COPIES),
+            false => ("made", MODELS),
         };
-        let says = format!("The weights made by {place} are kept{with}, {tail}");
+        let mut says = format!("The weights {by} by {place} are kept");
+        if let Some((times, each)) = uses.times {
+            says.push_str(&format!(", {times} times {}", bytes(each)));
+        }
+        let parts = uses.with().into_iter().chain([&*tail]);
+        parts.for_each(|part| says.push_str(&format!(", {part}")));
         let accused = evidence.sites.line(uses.line).map(|line| accused(line, group, 0));
-        return Finding { names: uses.line, accused, ..finding(Cause::Leak, says, MODELS) };
+        return Finding { names: uses.line, accused, ..finding(Cause::Leak, says, advice) };
     }
     let stacks = stacks(evidence, group);
     if let Some(called) = of_modules(evidence, &stacks) {
@@ -339,6 +384,9 @@ const GRAPHS: &[&str] = &[
 const MODELS: &[&str] =
     &["To do: let go of models that are used no more, and of what refers to them (a list, an \
      optimiser, a scheduler), or move those that you keep to the host (.cpu())."];
+const COPIES: &[&str] =
+    &["To do: let go of copies that are used no more, and keep the others on the host (.cpu() of \
+     each tensor of state_dict(), and load_state_dict() where one is used)."];
 const STATES: &[&str] = &[
     "To do: bound what the optimiser keeps of past steps (of LBFGS, history_size), or let go of \
      optimisers that are used no more; if it only comes to weights that were not trained before, \

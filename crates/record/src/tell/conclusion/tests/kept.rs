@@ -28,19 +28,45 @@ fn folds(gradients: bool, states: bool) -> Made {
 #[test]
 fn models_that_are_kept_are_told_with_the_line_of_their_weights_and_all_that_they_have() {
     for (gradients, states, with) in [
-        (true, true, " with their gradients and states"),
-        (true, false, " with their gradients"),
-        (false, true, " with their states"),
+        (true, true, ", with their gradients and states"),
+        (true, false, ", with their gradients"),
+        (false, true, ", with their states"),
         (false, false, ""),
     ] {
         let conclusion = folds(gradients, states).concludes();
         let said = unfolded(&conclusion);
         assert_eq!(conclusion.cause, Cause::Leak, "{said}");
-        let first = format!("The weights made by train.py:12 in build are kept{with}, ");
+        let kept = "The weights made by train.py:12 in build are kept, 8 times 32 MiB";
+        let first = format!("{kept}{with}, ");
         assert!(said.starts_with(&first) && said.contains("let go of models"), "{said}");
         // All of it is in the first sentence.
         assert!(!said.contains("ext most is from") && !said.contains("Besides"), "{said}");
     }
+}
+
+#[test]
+fn copies_of_the_model_that_is_trained_have_none_of_its_gradients_and_states() {
+    let mut made = Made::at(40);
+    let copied = frame("/usr/lib/python3.12/copy.py", 146, "deepcopy");
+    let copied = made.site(&[copied, frame("/home/me/train.py", 12, "train")], "", Phase::Unknown);
+    let gradient = made.site(&[frame("AddmmBackward0", 0, "")], "", Phase::Backward);
+    let forward = made.module("net.0", 9, "train");
+    made.sites[gradient.0 as usize - 1].forward = forward;
+    let state = made.site(&[frame("/home/me/train.py", 20, "train")], "", Phase::Optimizer);
+    // What is trained has its own.
+    (0..2).for_each(|_| made.block(state, 0, 32 * MIB));
+    made.block(gradient, 40, 32 * MIB);
+    for step in (0..40).step_by(5) {
+        made.block(copied, step, 32 * MIB);
+        made.blocks.last_mut().expect("a block").3 = 3;
+        // Small weights, in slabs that were made for gradients and for states.
+        made.block(gradient, step, MIB);
+        made.block(state, step, MIB);
+    }
+    made.lows(|step| 34 * MIB * step / 5);
+    let said = unfolded(&made.concludes());
+    let first = "The weights copied by train.py:12 in train are kept, 8 times 32 MiB, 7 MiB a step";
+    assert!(said.starts_with(first) && said.contains("keep the others on the host"), "{said}");
 }
 
 #[test]
