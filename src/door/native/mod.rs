@@ -32,6 +32,7 @@ pub use segments::{GruyereGive, GruyereTake};
 pub use states::{GruyerePoolState, GruyereRestored};
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int, c_void};
+use std::sync::OnceLock;
 pub use told::GruyereNativeHistory;
 pub use trackers::{GruyereSegmentEvent, GruyereTracker};
 
@@ -169,7 +170,7 @@ pub struct GruyereNativeTable {
         extern "C" fn(size: u64, device: c_int, stream: CudaStream, address: u64) -> *mut c_void,
 }
 
-static TABLE: GruyereNativeTable = GruyereNativeTable {
+const TABLE: GruyereNativeTable = GruyereNativeTable {
     size: size_of::<GruyereNativeTable>() as u32,
     version: GRUYERE_NATIVE_VERSION,
     malloc,
@@ -212,6 +213,22 @@ static TABLE: GruyereNativeTable = GruyereNativeTable {
     malloc_at,
 };
 
+static PLAIN: GruyereNativeTable = TABLE;
+static ON_STAND_IN: GruyereNativeTable = GruyereNativeTable { malloc: malloc_on_stand_in, ..TABLE };
+
+/// The stand-in GPU's function that hears of each block.
+type Given = unsafe extern "C" fn(u64, u64);
+
+/// `None`: this is a real GPU.
+fn given() -> Option<Given> {
+    static FOUND: OnceLock<Option<Given>> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let address = super::raise::symbol(c"phantom_given");
+        // SAFETY: only the stand-in has a function of this name, with this type.
+        (!address.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, Given>(address) })
+    })
+}
+
 /// Returns the functions of the native door for a shim that was built for `version`; NULL if the
 /// library does not have that version: the shim must not be used then.
 #[unsafe(no_mangle)]
@@ -220,7 +237,7 @@ pub extern "C" fn gruyere_native_table(version: u32) -> *const GruyereNativeTabl
         return std::ptr::null();
     }
     process::take_native();
-    &raw const TABLE
+    if given().is_some() { &raw const ON_STAND_IN } else { &raw const PLAIN }
 }
 
 /// A call's failure.
@@ -307,6 +324,17 @@ extern "C" fn malloc(size: u64, device: c_int, stream: CudaStream) -> *mut c_voi
         Some(heap) => malloc_hot::<true>(heap, size, device, stream),
         None => malloc_slowly(size, device, stream),
     }
+}
+
+/// As [`malloc`], and the stand-in hears of the block, as it hears of torch's allocator's: what the
+/// host reads there is not what the memory had before. [`malloc`] itself has no time to ask.
+extern "C" fn malloc_on_stand_in(size: u64, device: c_int, stream: CudaStream) -> *mut c_void {
+    let block = malloc(size, device, stream);
+    if let (false, Some(given)) = (block.is_null(), given()) {
+        // SAFETY: the block is the caller's, of this size.
+        unsafe { given(block as u64, size) };
+    }
+    block
 }
 
 #[inline(never)]

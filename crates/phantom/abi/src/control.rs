@@ -35,6 +35,22 @@ pub extern "C" fn phantom_is_known(address: u64, bytes: u64) -> u32 {
     values.is_some_and(|values| values.are_known(address, bytes)).into()
 }
 
+/// The host reads integers of `width` bytes from `low` to `high`, less one, in the `bytes` at
+/// `address` on a device (`PHANTOM_VALUES`): the result of an operator that computes indices.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_limit(address: u64, bytes: u64, width: u32, low: i64, high: i64) {
+    let Some(gpu) = try_gpu() else { return };
+    let Some(values) = &gpu.values else { return };
+    if !gpu.sim.is_backed(address, bytes) || !matches!(width, 1 | 2 | 4 | 8) || low >= high {
+        return;
+    }
+    let width = width as usize;
+    let bytes = (bytes as usize).min(gpu.copy_limit) / width * width;
+    // SAFETY: the range is backed, so it lies in our window, which is writable.
+    let memory = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) };
+    values.limit(memory, address, gpu.window.0, width, low..high);
+}
+
 /// Physical bytes held on `device` now.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_physical(device: u32) -> u64 {

@@ -114,11 +114,19 @@ pub fn alloc_from_pool(
     stream: usize,
 ) -> Answer {
     let sim = &gpu().sim;
-    let address = match sim.capture_status(device, stream).map_err(failed)? {
-        CaptureStatus::None => sim.pool_alloc(device, pool, bytes as u64, stream),
-        _ => sim.graph_alloc(device, bytes as u64, stream),
-    };
-    out.put(address.map_err(failed)?)
+    match sim.capture_status(device, stream).map_err(failed)? {
+        CaptureStatus::None => take_from_pool(device, out, bytes, pool, stream),
+        _ => out.put(sim.graph_alloc(device, bytes as u64, stream).map_err(failed)?),
+    }
+}
+
+/// A block of a pool's, which may be memory that was used before.
+fn take_from_pool(device: u32, out: Out<u64>, bytes: usize, pool: usize, stream: usize) -> Answer {
+    let address = gpu().sim.pool_alloc(device, pool, bytes as u64, stream).map_err(failed)?;
+    if let Some(values) = &gpu().values {
+        values.lost(address, bytes as u64);
+    }
+    out.put(address)
 }
 
 /// `cudaMallocAsync`: from the current pool of the stream's device; 0 bytes: NULL.
@@ -277,6 +285,5 @@ fn driver_malloc_async(out: Out<u64>, bytes: usize, stream: usize) -> Answer {
 }
 
 fn driver_alloc_from_pool(out: Out<u64>, bytes: usize, pool: usize, stream: usize) -> Answer {
-    let device = stream_device(stream)?;
-    out.put(gpu().sim.pool_alloc(device, pool, bytes as u64, stream).map_err(failed)?)
+    take_from_pool(stream_device(stream)?, out, bytes, pool, stream)
 }

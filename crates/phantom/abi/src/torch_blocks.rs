@@ -3,7 +3,8 @@
 //! torch's allocators report each block to torch's profiler, by a function of libc10. This library
 //! is preloaded, so libc10_cuda's call finds the function below first, which passes the report on.
 //! What a copy has written to memory is unknown from the moment at which torch gives the memory to
-//! another tensor: a kernel writes that one.
+//! another tensor: a kernel writes that one. Gruyère reports its blocks to torch only while memory
+//! is profiled, and tells this library of each by [`phantom_given`].
 
 use crate::gpu::try_gpu;
 use std::ffi::c_void;
@@ -30,6 +31,22 @@ fn of_torch() -> Option<Report> {
     })
 }
 
+/// An allocator has given the memory to somebody new.
+fn given(address: u64, bytes: u64) {
+    let Some(gpu) = try_gpu() else { return };
+    if let Some(values) = &gpu.values
+        && (gpu.window.0..gpu.window.1).contains(&address)
+    {
+        values.lost(address, bytes);
+    }
+}
+
+/// Gruyère has given a block of `bytes` to its caller.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_given(address: u64, bytes: u64) {
+    given(address, bytes);
+}
+
 /// Stands before torch's function of this name: `bytes` were allocated at `block`, or freed if
 /// negative.
 ///
@@ -43,13 +60,8 @@ pub unsafe extern "C-unwind" fn report_memory_usage(
     reserved: usize,
     device: u16,
 ) {
-    if let (Some(gpu), Ok(bytes @ 1..)) = (try_gpu(), u64::try_from(bytes)) {
-        let (address, window) = (block as u64, gpu.window);
-        if let Some(values) =
-            gpu.values.as_ref().filter(|_| (window.0..window.1).contains(&address))
-        {
-            values.lost(address, bytes);
-        }
+    if let Ok(bytes @ 1..) = u64::try_from(bytes) {
+        given(block as u64, bytes);
     }
     if let Some(report) = of_torch() {
         // SAFETY: the caller's arguments, unchanged.

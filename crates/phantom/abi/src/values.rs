@@ -12,13 +12,16 @@
 //!   value depends on the seed and its place, so it is the same at every read, whichever kernel
 //!   would have changed it.
 //!
-//! Copied data is known until its memory goes back to the driver, or torch gives it to another
-//! tensor (`torch_blocks.rs`). A kernel's overwrites of the same tensor are unknown here, and what
-//! another allocator than torch's reuses: a read may return what was copied there before.
+//! Indices are made up within their limits where a caller sets these (`phantom_limit`).
+//!
+//! Copied data is known until its memory goes back to the driver, or torch (or a pool) gives it to
+//! another tensor (`torch_blocks.rs`); so are limits. A kernel's overwrites of the same tensor are
+//! unknown here, and what other allocators reuse: a read may return what was copied there before.
 //!
 //! Zeros are written only over other values, so untouched memory stays untouched.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The made-up values.
@@ -28,14 +31,24 @@ enum Made {
     Random(u64),
 }
 
+/// A range of device memory whose bytes the host reads as they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Kept {
+    end: u64,
+    /// A copy or fill has written it; else it is made up, within limits.
+    is_known: bool,
+}
+
+type Ranges = BTreeMap<u64, Kept>;
+
 /// Values that the host reads.
 #[derive(Debug)]
 pub struct Values {
     made: Made,
     /// Bytes of a copy with made-up values other than zero.
     limit: usize,
-    /// Ranges of device memory written by a copy or fill: start to end, disjoint.
-    known: Mutex<BTreeMap<u64, u64>>,
+    /// By start, disjoint.
+    kept: Mutex<Ranges>,
 }
 
 impl Values {
@@ -46,46 +59,75 @@ impl Values {
             Some(("random", seed)) => Made::Random(seed.parse().ok()?),
             _ => return None,
         };
-        Some(Self { made, limit, known: Mutex::default() })
+        Some(Self { made, limit, kept: Mutex::default() })
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn kept(&self) -> MutexGuard<'_, Ranges> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The host reads the bytes of the range as they are from now on.
+    fn keep(&self, address: u64, bytes: u64, is_known: bool) {
+        let mut kept = self.kept();
+        let end = address + bytes;
+        forget(&mut kept, address, end);
+        kept.insert(address, Kept { end, is_known });
     }
 
     /// A copy or fill has written the range.
     pub fn written(&self, address: u64, bytes: u64) {
-        let mut known = self.known();
-        forget(&mut known, address, address + bytes);
-        known.insert(address, address + bytes);
+        self.keep(address, bytes, true);
+    }
+
+    /// Makes up integers of `width` bytes in `memory`, which is at `address`, counted from `base`,
+    /// within the limits.
+    pub fn limit(
+        &self,
+        memory: &mut [u8],
+        address: u64,
+        base: u64,
+        width: usize,
+        limits: Range<i64>,
+    ) {
+        let span = i128::from(limits.end) - i128::from(limits.start);
+        for (index, integer) in memory.chunks_exact_mut(width).enumerate() {
+            let offset = address - base + (index * width) as u64;
+            let above = match self.made {
+                Made::Zeros => 0,
+                Made::Random(seed) => i128::from(word(seed, offset) % 7 + 1) % span,
+            };
+            let made = (i128::from(limits.start) + above) as i64;
+            integer.copy_from_slice(&made.to_le_bytes()[..width]);
+        }
+        self.keep(address, memory.len() as u64, false);
     }
 
     /// The contents of the range are unknown: a copy into it was skipped, or it went back to the
     /// driver.
     pub fn lost(&self, address: u64, bytes: u64) {
-        forget(&mut self.known(), address, address + bytes);
+        forget(&mut self.kept(), address, address + bytes);
     }
 
     /// Whether the host reads what was copied to all of the range, and nothing that is made up.
     pub fn are_known(&self, address: u64, bytes: u64) -> bool {
         let end = address + bytes;
         let mut at = address;
-        for (start, stop) in within(&self.known(), address, end) {
-            if start != at {
+        for (start, part) in within(&self.kept(), address, end) {
+            if start != at || !part.is_known {
                 return false;
             }
-            at = stop;
+            at = part.end;
         }
         at == end
     }
 
-    /// A copy within device memory: the known parts carry over.
+    /// A copy within device memory: what is kept carries over.
     pub fn moved(&self, to: u64, from: u64, bytes: u64) {
-        let mut known = self.known();
-        let carried: Vec<_> = within(&known, from, from + bytes).collect();
-        forget(&mut known, to, to + bytes);
-        for (start, end) in carried {
-            known.insert(start - from + to, end - from + to);
+        let mut kept = self.kept();
+        let carried: Vec<_> = within(&kept, from, from + bytes).collect();
+        forget(&mut kept, to, to + bytes);
+        for (start, part) in carried {
+            kept.insert(start - from + to, Kept { end: part.end - from + to, ..part });
         }
     }
 
@@ -93,9 +135,10 @@ impl Values {
     /// the memory there.
     pub fn read(&self, into: &mut [u8], device: &[u8], address: u64, base: u64) {
         let end = address + into.len() as u64;
-        let known: Vec<_> = within(&self.known(), address, end).collect();
+        let kept: Vec<_> =
+            within(&self.kept(), address, end).map(|(start, part)| (start, part.end)).collect();
         let mut at = address;
-        for (start, stop) in known.into_iter().chain([(end, end)]) {
+        for (start, stop) in kept.into_iter().chain([(end, end)]) {
             self.make_up(into, (at, start), address, base);
             let part = (start - address) as usize..(stop - address) as usize;
             into[part.clone()].copy_from_slice(&device[part]);
@@ -121,13 +164,18 @@ impl Values {
     }
 }
 
-/// The byte at `offset` of device memory.
-fn value(seed: u64, offset: u64, single: bool) -> u8 {
+/// 64 random bits for each 8 bytes of device memory.
+fn word(seed: u64, offset: u64) -> u64 {
     // SplitMix64 (Steele, Lea and Flood 2014): every bit depends on every bit of its input.
     let mut word = (seed ^ (offset / 8)).wrapping_add(0x9e37_79b9_7f4a_7c15);
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^= word >> 31;
+    word ^ (word >> 31)
+}
+
+/// The byte at `offset` of device memory.
+fn value(seed: u64, offset: u64, single: bool) -> u8 {
+    let word = word(seed, offset);
     match (single, offset.is_multiple_of(8)) {
         (true, _) => (word & 1) as u8,
         (false, true) => (word % 7) as u8 + 1,
@@ -144,31 +192,27 @@ fn clear(bytes: &mut [u8]) {
     }
 }
 
-/// The parts of known ranges in `start..end`, in order.
-fn within(
-    known: &BTreeMap<u64, u64>,
-    start: u64,
-    end: u64,
-) -> impl Iterator<Item = (u64, u64)> + '_ {
-    let first = known.range(..start).next_back().filter(|&(_, &stop)| stop > start);
+/// The parts of ranges in `start..end`, in order.
+fn within(kept: &Ranges, start: u64, end: u64) -> impl Iterator<Item = (u64, Kept)> + '_ {
+    let first = kept.range(..start).next_back().filter(|&(_, part)| part.end > start);
     first
         .into_iter()
-        .chain(known.range(start..end))
-        .map(move |(&from, &to)| (from.max(start), to.min(end)))
+        .chain(kept.range(start..end))
+        .map(move |(&from, &part)| (from.max(start), Kept { end: part.end.min(end), ..part }))
 }
 
-/// Takes `start..end` out of the known ranges.
-fn forget(known: &mut BTreeMap<u64, u64>, start: u64, end: u64) {
-    let first = known.range(..start).next_back().filter(|&(_, &stop)| stop > start);
+/// Takes `start..end` out of the ranges.
+fn forget(kept: &mut Ranges, start: u64, end: u64) {
+    let first = kept.range(..start).next_back().filter(|&(_, part)| part.end > start);
     let hit: Vec<_> =
-        first.into_iter().chain(known.range(start..end)).map(|(&from, &to)| (from, to)).collect();
-    for (from, to) in hit {
-        known.remove(&from);
+        first.into_iter().chain(kept.range(start..end)).map(|(&from, &to)| (from, to)).collect();
+    for (from, part) in hit {
+        kept.remove(&from);
         if from < start {
-            known.insert(from, start);
+            kept.insert(from, Kept { end: start, ..part });
         }
-        if to > end {
-            known.insert(end, to);
+        if part.end > end {
+            kept.insert(end, part);
         }
     }
 }
@@ -189,7 +233,10 @@ mod tests {
         values.written(10, 10);
         values.written(15, 10);
         values.lost(17, 2);
-        let ranges = |start, end| within(&values.known(), start, end).collect::<Vec<_>>();
+        let ranges = |start, end| {
+            let kept = values.kept();
+            within(&kept, start, end).map(|(from, part)| (from, part.end)).collect::<Vec<_>>()
+        };
         assert_eq!(ranges(0, 100), [(10, 15), (15, 17), (19, 25)]);
         assert_eq!(ranges(12, 20), [(12, 15), (15, 17), (19, 20)]);
         assert!(values.are_known(10, 7) && values.are_known(20, 5));
@@ -213,6 +260,35 @@ mod tests {
         assert_eq!(seen[8..12], [9; 4]);
         assert!(seen[0] > 0 && seen[16] > 0 && seen[1..8] == [0; 7] && seen[12..16] == [0; 4]);
         assert_eq!(seen, read(&values, &device, 0), "the same however often it is read");
+    }
+
+    #[test]
+    fn indices_are_within_their_limits_and_no_more_known_than_other_values() {
+        for (made, low, high) in
+            [("random:3", 0, 2), ("random:3", -5, -1), ("random:3", 2, 900), ("zeros", 4, 6)]
+        {
+            for width in [1, 2, 4, 8] {
+                let values = Values::parse(made, 512).unwrap();
+                let mut device = [0xee; 512];
+                values.limit(&mut device, 1 << 20, 0, width, low..high.min(127));
+                let seen = read(&values, &device, 1 << 20);
+                let integers: Vec<_> = seen
+                    .chunks_exact(width)
+                    .map(|bytes| match width {
+                        1 => i64::from(bytes[0] as i8),
+                        2 => i64::from(i16::from_le_bytes(bytes.try_into().unwrap())),
+                        4 => i64::from(i32::from_le_bytes(bytes.try_into().unwrap())),
+                        _ => i64::from_le_bytes(bytes.try_into().unwrap()),
+                    })
+                    .collect();
+                assert!(integers.iter().all(|i| (low..high).contains(i)), "{made}: {integers:?}");
+                let differ = integers.iter().any(|i| i != &integers[0]);
+                assert_eq!(differ, made != "zeros", "{integers:?}");
+                assert!(!values.are_known(1 << 20, 8));
+                values.lost(1 << 20, 512);
+                assert_ne!(read(&values, &device, 1 << 20), seen);
+            }
+        }
     }
 
     #[test]
