@@ -5,6 +5,7 @@ check is answered as if they were, through whatever the program computes from it
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import operator
 from collections import Counter
@@ -14,6 +15,8 @@ from typing import Any, Callable, Optional
 from .copied import COPIED, Copied
 from .floats import are_random
 from .identity import ByIdentity
+from .indices import Indices
+from .valid import ANSWERS, VALID, Valid, checks
 
 FINITE = "torch.isnan, isinf, isfinite: every value is finite"
 
@@ -25,10 +28,12 @@ _CHECKS = {
 _SAME = (
     "cpu", "to", "cuda", "detach", "clone", "contiguous", "bool", "int", "long", "float", "double",
     "flatten", "reshape", "view", "squeeze", "unsqueeze", "ravel", "stack", "cat",
-    "any", "all", "max", "min", "amax", "amin", "mean",
+    "any", "all", "_is_all_true", "max", "min", "amax", "amin", "mean",
 )  # fmt: skip
 # Of these, those that are computed on the host where the operand's values are there.
-_ON_HOST = frozenset(("bool", "int", "long", "any", "all", "max", "min", "amax", "amin", "cpu"))
+_ON_HOST = frozenset(
+    ("bool", "int", "long", "any", "all", "_is_all_true", "max", "min", "amax", "amin", "cpu")
+)
 # Functions that make tensors of ones.
 _ONES = ("ones", "ones_like", "new_ones")
 _NOT = ("logical_not", "bitwise_not", "__invert__")
@@ -52,23 +57,35 @@ _EQUAL = {"eq": True, "__eq__": True, "ne": False, "__ne__": False}
 _READS: dict[str, Callable[[Any], Any]] = {
     "__bool__": bool, "__int__": int, "__float__": float, "__index__": int,
 }  # fmt: skip
+# The functions that make torch's tables of its functions, and keep them.
+_TABLES = {
+    "torch.utils._device": ("_device_constructors",),
+    "torch.overrides": (
+        "get_ignored_functions", "get_testing_overrides", "get_overridable_functions",
+        "_get_tensor_methods",
+    ),
+}  # fmt: skip
 
 
 class Known:
     """Tensors of which every element has a value that is known."""
 
     def __init__(self) -> None:
-        # The tensor's version then, and the value.
-        self.values: ByIdentity[tuple[Optional[int], Any]] = ByIdentity()
+        # The tensor's version then, the value, and why it is known.
+        self.values: ByIdentity[tuple[Optional[int], Any, str]] = ByIdentity()
 
-    def note(self, tensor: Any, value: Any) -> None:
-        self.values[tensor] = _version(tensor), value
+    def note(self, tensor: Any, value: Any, why: str = FINITE) -> None:
+        self.values[tensor] = _version(tensor), value, why
 
     def get(self, tensor: Any) -> Any:
         """The value of every element; None if it is not known, or was until something was written
         to the tensor."""
-        version, value = self.values.get(tensor) or (None, None)
+        version, value, _ = self.values.get(tensor) or (None, None, "")
         return value if value is None or version == _version(tensor) else None
+
+    def why(self, tensor: Any) -> str:
+        """Why the value is known."""
+        return (self.values.get(tensor) or (None, None, FINITE))[2]
 
 
 def _version(tensor: Any) -> Optional[int]:
@@ -78,6 +95,16 @@ def _version(tensor: Any) -> Optional[int]:
     except RuntimeError:
         # Tensors made in inference mode have none.
         return None
+
+
+def _fill_tables() -> None:
+    """Have torch make the tables of its functions, by which a device context knows torch.ones, say.
+    Those who look in them have a method of a tensor as it is found by its name, and torch's own
+    function where ours stands for one."""
+    for module, names in _TABLES.items():
+        of = importlib.import_module(module)
+        for name in names:
+            getattr(of, name, lambda: None)()
 
 
 def _is_written_to(tensor: Any) -> bool:
@@ -97,6 +124,9 @@ class Finite:
         self.known = known
         self.are_random = are_random()
         self.copied = Copied()
+        self.valid = Valid()
+        # What stands for functions of torch's own, by name.
+        self.functions: list[tuple[str, Callable[..., Any]]] = []
 
     def watch(self, torch: ModuleType, library: Any) -> None:
         """Install the hooks, and register operators in `library`. Call once torch is imported."""
@@ -107,6 +137,11 @@ class Finite:
         for name in _SAME:
             is_on_host = name in _ON_HOST
             self._both(name, functools.partial(self._derived, self._same, is_on_host))
+        for name, value in ANSWERS.items():
+            self._both(name, functools.partial(self._asked_if_valid, value))
+        for owner, name in checks(torch):
+            self._patch(owner, name, self.valid.checking)
+        Indices(torch).watch(self._both)
         for name in _ONES:
             self._both(name, self._ones)
         for name in _NOT:
@@ -117,6 +152,9 @@ class Finite:
             self._both(name, functools.partial(self._joined, of, _EQUAL.get(name)))
         for name in ("item", *_READS):
             self._patch(torch.Tensor, name, functools.partial(self._read, _READS.get(name)))
+        _fill_tables()
+        for name, wrap in self.functions:
+            self._patch(torch, name, wrap)
         # Anomaly detection checks each gradient in C++; the result is on the host there.
         library.impl("_is_any_true", self._is_any_true, "CUDA")
 
@@ -124,7 +162,7 @@ class Finite:
         self._patch(self.torch.Tensor, name, wrap)
         # Some of these names are types there (torch.float), or a module (torch.cuda).
         if isinstance(getattr(self.torch, name, None), (BuiltinFunctionType, FunctionType)):
-            self._patch(self.torch, name, wrap)
+            self.functions.append((name, wrap))
 
     def _patch(self, owner: Any, name: str, wrap: Callable[..., Any]) -> None:
         original = getattr(owner, name, None)
@@ -181,6 +219,13 @@ class Finite:
                     self.known.note(result, derived)
         return result
 
+    def _asked_if_valid(self, value: bool, original: Any, *arguments: Any, **options: Any) -> Any:
+        result = original(*arguments, **options)
+        if self.valid.depth and getattr(result, "is_cuda", False):
+            if self.known.get(result) is None:
+                self.known.note(result, value, VALID)
+        return result
+
     def _value(self, operand: Any) -> Any:
         """The value of an operand, a tensor or several; None if it is not known."""
         if isinstance(operand, (list, tuple)):
@@ -225,13 +270,13 @@ class Finite:
 
     def _read(self, kind: Optional[Callable[[Any], Any]], original: Any, tensor: Any) -> Any:
         read = original(tensor)
-        value = self.known.get(tensor) if self.known.values else None
-        if value is not None:
-            self.answered[FINITE] += 1
-            return (kind or type(read))(value)
         value = self.copied.value(tensor)
         if value is not None:
             self.answered[COPIED] += 1
+            return (kind or type(read))(value)
+        value = self.known.get(tensor) if self.known.values else None
+        if value is not None:
+            self.answered[self.known.why(tensor)] += 1
             return (kind or type(read))(value)
         return _other(read) if self.are_random and _is_written_to(tensor) else read
 

@@ -10,6 +10,8 @@ from typing import Any
 
 # By the integer, from 1 on. All positive: programs take logarithms and roots.
 _ORDINARY = (0.0213, 0.117, 0.331, 0.523, 0.709, 1.531, 3.07)
+# The largest of these integers.
+LARGEST = len(_ORDINARY)
 
 
 def are_random() -> bool:
