@@ -50,7 +50,8 @@ class Trace:
 
     def free(self, entry):
         whose = f"{self.mark} 0 0 0"
-        self.entries.append({**entry, "action": "free_requested", "user_metadata": whose})
+        for action in ("free_requested", "free_completed"):
+            self.entries.append({**entry, "action": action, "user_metadata": whose})
 
     def steps(self):
         return live.analyse(self.entries, self.seen, Nowhere())["steps"]
