@@ -25,7 +25,7 @@ pub(super) fn note(heap: &Heap, report: &mut Report, stream: StreamHandle) {
 
 /// Counts an out-of-memory of a program that is only watched: its own allocator refused `bytes`.
 #[cold]
-pub(in crate::door) fn saw(heap: &Heap, device: i64, bytes: u64, stream: StreamHandle) {
+pub(super) fn saw(heap: &Heap, device: i64, bytes: u64, stream: StreamHandle) {
     heap.saw_refusal(device, bytes, stream);
     keep_moment(heap);
     refusal::note(heap);

@@ -41,7 +41,7 @@ pub unsafe fn allocated(
 #[inline(always)]
 fn note(runtime: Runtime, address: u64, bytes: usize, stream: StreamHandle) {
     let Some(device) = current::device(runtime) else { return };
-    if let Some(heap) = heap_in_use().or_else(begin) {
+    if let Some(heap) = watching() {
         heap.saw_malloc(device, address, bytes as u64, stream);
     }
 }
@@ -50,13 +50,19 @@ fn note(runtime: Runtime, address: u64, bytes: usize, stream: StreamHandle) {
 #[inline(never)]
 fn note_refusal(runtime: Runtime, bytes: usize, stream: StreamHandle) {
     if let Some(device) = current::device(runtime)
-        && let Some(heap) = heap_in_use().or_else(begin)
+        && let Some(heap) = watching()
     {
         oom::saw(heap, device, bytes as u64, stream);
     }
 }
 
-/// The heap that records, made at the first call.
+/// The heap that records.
+#[inline(always)]
+pub(super) fn watching() -> Option<&'static Heap> {
+    heap_in_use().or_else(begin)
+}
+
+/// The same, made at the first call.
 #[cold]
 #[inline(never)]
 fn begin() -> Option<&'static Heap> {

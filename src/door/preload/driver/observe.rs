@@ -5,9 +5,8 @@
 
 use super::context;
 use super::real::{AllocationProp, CuResult, DevicePtr, OUT_OF_MEMORY};
-use crate::door::begin::heap;
 use crate::door::oom;
-use crate::door::preload::mode;
+use crate::door::preload::observe::watching;
 use crate::door::process::{current as heap_in_use, guarded};
 use crate::driver::StreamHandle;
 use parking_lot::Mutex;
@@ -35,7 +34,7 @@ pub unsafe fn allocated(
     } else if code == OUT_OF_MEMORY {
         guarded((), || {
             if let Some(device) = context::device()
-                && let Ok(heap) = heap_in_use().map_or_else(heap, Ok)
+                && let Some(heap) = watching()
             {
                 oom::saw(heap, device, bytes as u64, stream);
             }
@@ -45,10 +44,8 @@ pub unsafe fn allocated(
 }
 
 fn note(device: i64, address: DevicePtr, bytes: usize, stream: StreamHandle) {
-    match heap_in_use().map_or_else(heap, Ok) {
-        Ok(heap) => heap.saw_malloc(device, address, bytes as u64, stream),
-        // The log has the reason.
-        Err(_) => mode::fall_back(),
+    if let Some(heap) = watching() {
+        heap.saw_malloc(device, address, bytes as u64, stream);
     }
 }
 

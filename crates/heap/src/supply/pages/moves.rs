@@ -64,7 +64,7 @@ impl Central {
         if moves && ctx.past_slack && one_stream {
             let room =
                 (soft + self.growth_for_stranded()).saturating_sub(self.backing.pages.held());
-            if plan.bytes <= room.min(self.room(ctx)) {
+            if plan.bytes <= room.min(self.room(ctx.fresh)) {
                 match self.grow_by(ctx, want, plan, 0, Gathered::default()) {
                     Err(error) if error.is_out_of_memory() => {}
                     done => return done,
@@ -93,7 +93,7 @@ impl Central {
         }
         // Those idle pages do not suffice: the heap grows.
         let missing = plan.bytes - gathered.pages * PAGE;
-        let room = self.room(ctx);
+        let room = self.room(ctx.fresh);
         if missing <= room {
             let held = self.backing.pages.held();
             let step = self.pace.step(held, room - missing, gathered.pages > 0);
@@ -111,26 +111,21 @@ impl Central {
             None => self.plan_row(ctx, want)?,
         };
         let found = self.gather(ctx, want, &row, |_| true);
-        if row.bytes - found.pages * PAGE > self.room(ctx) {
+        if row.bytes - found.pages * PAGE > self.room(ctx.fresh) {
             return Err(failure);
         }
         self.grow_by(ctx, want, row, 0, found)
     }
 
-    /// Fresh and spare memory that a growth may take, bytes.
-    fn room(&self, ctx: &Growth<'_>) -> u64 {
-        self.room_with(ctx.fresh)
-    }
-
-    /// As [`Central::room`], of which `fresh` bytes at most are the driver's.
-    fn room_with(&self, fresh: u64) -> u64 {
+    /// Fresh and spare memory that a growth may take, bytes: `fresh` at most from the driver.
+    fn room(&self, fresh: u64) -> u64 {
         let pages = &self.backing.pages;
         self.limit.saturating_sub(pages.held()).min(fresh) + pages.spare()
     }
 
     /// Whether little memory is left beside what is held, where the driver has `fresh` bytes more.
     pub(crate) fn has_little_left(&self, fresh: u64) -> bool {
-        self.room_with(fresh) < self.backing.pages.held() / LITTLE_LEFT
+        self.room(fresh) < self.backing.pages.held() / LITTLE_LEFT
     }
 
     /// Chooses idle pages for `row`, among those for which `may_move` is true.
