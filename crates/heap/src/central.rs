@@ -16,6 +16,7 @@ use crate::small::size_class::PAGE;
 use crate::supply::backing::Backing;
 use crate::supply::pages::creep::Creep;
 use crate::supply::pages::growth::Pace;
+use crate::supply::pages::move_time::MoveTime;
 use crate::upkeep::phase::Watch;
 use gruyere_record::size::Size;
 use gruyere_record::{BlockSlot, DeviceGauge, DeviceWriter, ShardWriter};
@@ -84,6 +85,8 @@ pub(crate) struct Central {
     /// The recent pace of growth.
     pub(crate) pace: Pace,
     pub(crate) creep: Creep,
+    /// What moves may still take of the program's time.
+    pub(crate) move_time: MoveTime,
     /// Mallocs that had to try the reclaim ladder.
     pub(crate) retries: u64,
     pub(crate) out_of_memories: u64,
@@ -134,6 +137,7 @@ impl Central {
             freed: 0,
             pace: Pace::new(false),
             creep: Creep::default(),
+            move_time: MoveTime::default(),
             retries: 0,
             out_of_memories: 0,
             usage,

@@ -94,6 +94,8 @@ pub(crate) struct Growth<'a> {
     pub(crate) fresh: u64,
     /// Whether little memory is left, of which `fresh` may be a part.
     pub(crate) little_left: bool,
+    /// Whether moves may take any time: memory is short.
+    pub(crate) any_time: bool,
     /// Whether pages may move: not while anything captures.
     pub(crate) moves: bool,
     /// Whether growth may pass the slack where too little lies idle.
@@ -113,6 +115,7 @@ impl<'a> Growth<'a> {
             capture: 0,
             fresh: u64::MAX,
             little_left: false,
+            any_time: false,
             moves: false,
             past_slack: true,
             streams,

@@ -38,6 +38,8 @@ impl From<LoadError> for DriverError {
 /// A libcuda whose `cuInit` succeeded. It stays loaded for good.
 pub(super) struct Library {
     pub(super) symbols: Symbols,
+    /// Of the stand-in GPU: the host's time there, in nanoseconds.
+    pub(super) host_time: Option<extern "C" fn() -> u64>,
     /// Its file.
     pub(super) path: PathBuf,
 }
@@ -133,6 +135,12 @@ impl Search {
         // SAFETY: the names are libcuda's, and a library that defines them in this process stands
         // in for it; the handles are never closed.
         let symbols = unsafe { Symbols::look_up(find) };
+        // SAFETY: the stand-in's own function, of this signature; null is `None` of the same size.
+        let host_time = unsafe {
+            std::mem::transmute::<*mut c_void, Option<extern "C" fn() -> u64>>(find(
+                c"phantom_host_time",
+            ))
+        };
         // SAFETY: cuInit takes no pointer and may be called any number of times. A missing one
         // returns an error.
         if let Err(error) = unsafe { symbols.cuInit(0) } {
@@ -176,7 +184,7 @@ impl Search {
                 tried: std::mem::take(&mut self.tried),
             }));
         }
-        Some(Ok(Library { symbols, path }))
+        Some(Ok(Library { symbols, host_time, path }))
     }
 }
 

@@ -10,6 +10,7 @@ mod library;
 mod symbols;
 
 use std::path::Path;
+use std::time::Duration;
 
 use cudarc::driver::sys;
 
@@ -21,7 +22,7 @@ pub use self::library::LoadError;
 use self::symbols::Symbols;
 use super::{
     Capabilities, CaptureStatus, DeviceId, DevicePtr, Driver, DriverError, ErrorKind, EventHandle,
-    MemoryInfo, PhysicalHandle, PoolAttribute, PoolHandle, Result, StreamHandle,
+    MemoryInfo, PhysicalHandle, PoolAttribute, PoolHandle, Result, StreamHandle, system_time,
 };
 
 /// `CUDA_ERROR_NOT_READY`.
@@ -179,6 +180,13 @@ fn length(bytes: u64) -> usize {
 // addresses, which are values, and the heap keeps their lifetimes (a stale stream or event handle
 // is the caller's error in CUDA's own terms).
 impl Driver for CudaDriver {
+    fn host_time(&self) -> Duration {
+        match self.library.host_time {
+            Some(nanoseconds) => Duration::from_nanos(nanoseconds()),
+            None => system_time(),
+        }
+    }
+
     fn device_count(&self) -> Result<u32> {
         Ok(self.devices.len() as u32)
     }

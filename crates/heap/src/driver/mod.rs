@@ -12,6 +12,8 @@ mod calls;
 pub mod timed;
 
 use std::fmt;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 /// An address in a device's address space, as kernels see it; never 0.
 pub type DevicePtr = u64;
@@ -120,6 +122,12 @@ pub enum CaptureStatus {
     Invalidated,
 }
 
+/// The time since this was first asked.
+pub fn system_time() -> Duration {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    START.elapsed()
+}
+
 /// The driver's side: device memory, order and facts.
 ///
 /// Bytes of physical handles, mappings and address ranges are multiples of
@@ -201,6 +209,11 @@ pub trait Driver: Send + Sync {
     ) -> Result<()>;
     /// Unmaps whole mappings. The device must be done with them.
     fn unmap(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()>;
+
+    /// The host's time since some moment in the past. A simulated device has a clock of its own.
+    fn host_time(&self) -> Duration {
+        system_time()
+    }
 
     // Plain memory.
 

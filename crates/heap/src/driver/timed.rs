@@ -6,6 +6,7 @@
 //! around it (`Shared::questions`).
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use crate::driver::{Driver, Result};
 use gruyere_record::calls::{CallTimes, CallWriter, DriverCall, RECORDED_CALLS};
@@ -90,6 +91,10 @@ macro_rules! timed {
             $(fn $name(&self, $($argument: $type),*) -> Result<$result> {
                 self.time(DriverCall::$call, $bytes, |driver| driver.$name($($argument),*))
             })*
+
+            fn host_time(&self) -> Duration {
+                self.inner.host_time()
+            }
         }
     };
 }

@@ -164,10 +164,12 @@ impl Device {
                 central.unmap_retired(&*shared.driver, &completed, kept);
             }
         }
+        let little_left = central.has_little_left(fresh);
         let growth = Growth {
             completed: &completed,
             fresh,
-            little_left: central.has_little_left(fresh),
+            little_left,
+            any_time: little_left,
             moves: guard.is_some(),
             ..Growth::of(shared, &self.streams, request.lifetime)
         };

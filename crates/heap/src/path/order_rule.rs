@@ -171,6 +171,7 @@ impl Device {
         let growth = Growth {
             completed: &completed,
             fresh: 0,
+            any_time: true,
             moves: shared.shares(),
             past_slack: false,
             ..Growth::of(shared, &self.streams, request.lifetime)

@@ -51,6 +51,12 @@ pub extern "C" fn phantom_limit(address: u64, bytes: u64, width: u32, low: i64, 
     values.limit(memory, address, gpu.window.0, width, low..high);
 }
 
+/// The host's clock, virtual nanoseconds.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_host_time() -> u64 {
+    try_gpu().map_or(0, |gpu| gpu.sim.host_time().now)
+}
+
 /// Physical bytes held on `device` now.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_physical(device: u32) -> u64 {

@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use gruyere_heap::driver::{
     Capabilities, CaptureStatus, DeviceId, DevicePtr, Driver, DriverError, EventHandle, MemoryInfo,
@@ -57,6 +58,10 @@ fn attribute_of(attribute: PoolAttribute) -> gruyere_phantom::PoolAttribute {
 }
 
 impl Driver for PhantomDriver {
+    fn host_time(&self) -> Duration {
+        Duration::from_nanos(self.gpu.host_time().now)
+    }
+
     fn device_count(&self) -> Result<u32> {
         Ok(self.gpu.device_count())
     }

@@ -62,6 +62,7 @@
 mod captures;
 mod events;
 mod fences;
+mod marks;
 mod names;
 mod naming;
 mod stream;

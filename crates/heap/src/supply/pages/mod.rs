@@ -5,6 +5,7 @@
 //! | `remapped` | the supply |
 //! | `growth` | the length of each growth and of its chunks |
 //! | `moves` | making a request fit, from fresh chunks and idle pages elsewhere |
+//! | `move_time` | how much of the program's time they may take |
 //! | `compact` | idle chunks in one row again, between two steps |
 //! | `creep` | whether that may be worth a look |
 //! | `gather` | the choice of idle pages for a row |
@@ -21,6 +22,7 @@ pub(crate) mod creep;
 pub(crate) mod gather;
 pub(crate) mod growth;
 pub(crate) mod mapping_book;
+pub(crate) mod move_time;
 pub(crate) mod moves;
 pub(crate) mod remapped;
 pub(crate) mod reservations;

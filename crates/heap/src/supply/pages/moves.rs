@@ -72,7 +72,7 @@ impl Central {
                 plan = self.plan_row(ctx, want)?;
             }
         }
-        if moves {
+        if moves && self.may_take_time(ctx) {
             let row = self.plan_alone(ctx, want).unwrap_or(plan);
             // With several streams, what a move strands may be free soon: it counts only where
             // little memory is left.
@@ -115,6 +115,12 @@ impl Central {
             return Err(failure);
         }
         self.grow_by(ctx, want, row, 0, found)
+    }
+
+    /// Whether pages may move by the time that moves have left. With `slack:`, memory counts more.
+    pub(crate) fn may_take_time(&mut self, ctx: &Growth<'_>) -> bool {
+        let any = ctx.any_time || self.slack.is_some();
+        any || self.move_time.is_left(ctx.driver.host_time())
     }
 
     /// Fresh and spare memory that a growth may take, bytes: `fresh` at most from the driver.
@@ -257,6 +263,34 @@ impl Central {
 
     /// Maps the planned row: the gathered pages, fresh ones for the rest, and `step` bytes more.
     pub(crate) fn grow_by(
+        &mut self,
+        ctx: &Growth<'_>,
+        want: Want,
+        plan: Plan,
+        step: u64,
+        found: Gathered,
+    ) -> Result<()> {
+        if found.pages == 0 {
+            return self.map_planned(ctx, want, plan, step, found);
+        }
+        let start = ctx.driver.host_time();
+        let mark = ctx.streams.mark(ctx.driver, want.stream);
+        let done = self.map_planned(ctx, want, plan, step, found);
+        // While the stream had work, the time cost the program nothing.
+        if mark.is_none_or(|mark| ctx.streams.is_past(ctx.driver, mark)) {
+            let end = ctx.driver.host_time();
+            if let Some(pause) = self.move_time.take(end.saturating_sub(start), end) {
+                log::info!(
+                    "device {}: moving pages takes more than a tenth of the time, so for \
+                     {pause:?} the heap grows instead, as long as memory is left",
+                    self.device
+                );
+            }
+        }
+        done
+    }
+
+    fn map_planned(
         &mut self,
         ctx: &Growth<'_>,
         want: Want,
