@@ -28,11 +28,24 @@ pub extern "C" fn phantom_initialize() -> u32 {
     })
 }
 
-/// 1 if all `bytes` at `address` on a device are known by copies from the host (`PHANTOM_VALUES`).
+/// 1 if all `bytes` at `address` on a device are known (`PHANTOM_VALUES`): copied from the host, or
+/// written by it in place of a kernel.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_is_known(address: u64, bytes: u64) -> u32 {
     let values = try_gpu().and_then(|gpu| gpu.values.as_ref());
     values.is_some_and(|values| values.are_known(address, bytes)).into()
+}
+
+/// All `bytes` at `address` on a device are known (`PHANTOM_VALUES`): the caller has written them
+/// there, in place of a kernel.
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_written(address: u64, bytes: u64) {
+    let Some(gpu) = try_gpu() else { return };
+    if let Some(values) = &gpu.values
+        && gpu.sim.is_backed(address, bytes)
+    {
+        values.written(address, bytes);
+    }
 }
 
 /// The host reads integers of `width` bytes from `low` to `high`, less one, in the `bytes` at

@@ -14,7 +14,9 @@
 //!
 //! Indices are made up within their limits where a caller sets these (`phantom_limit`).
 //!
-//! Copied data is known until its memory goes back to the driver, or torch (or a pool) gives it to
+//! Of these, copies from the host are *known*, as is what it writes in place of a kernel
+//! (`phantom_written`); fills and copies within the device are not: they are often the first part
+//! of an operator whose kernel then writes there. Copied data is kept until its memory goes back to the driver, or torch (or a pool) gives it to
 //! another tensor (`torch_blocks.rs`); so are limits. A kernel's overwrites of the same tensor are
 //! unknown here, and what other allocators reuse: a read may return what was copied there before.
 //!
@@ -35,7 +37,7 @@ enum Made {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Kept {
     end: u64,
-    /// A copy or fill has written it; else it is made up, within limits.
+    /// A copy from the host has written it, or the host in place of a kernel.
     is_known: bool,
 }
 
@@ -74,9 +76,14 @@ impl Values {
         kept.insert(address, Kept { end, is_known });
     }
 
-    /// A copy or fill has written the range.
+    /// The host has written the range.
     pub fn written(&self, address: u64, bytes: u64) {
         self.keep(address, bytes, true);
+    }
+
+    /// A fill has written the range, and a kernel perhaps soon after it.
+    pub fn filled(&self, address: u64, bytes: u64) {
+        self.keep(address, bytes, false);
     }
 
     /// Makes up integers of `width` bytes in `memory`, which is at `address`, counted from `base`,
@@ -108,7 +115,7 @@ impl Values {
         forget(&mut self.kept(), address, address + bytes);
     }
 
-    /// Whether the host reads what was copied to all of the range, and nothing that is made up.
+    /// Whether the host has written all of the range.
     pub fn are_known(&self, address: u64, bytes: u64) -> bool {
         let end = address + bytes;
         let mut at = address;
@@ -121,13 +128,14 @@ impl Values {
         at == end
     }
 
-    /// A copy within device memory: what is kept carries over.
+    /// A copy within device memory: what is kept carries over, though it is not known there.
     pub fn moved(&self, to: u64, from: u64, bytes: u64) {
         let mut kept = self.kept();
         let carried: Vec<_> = within(&kept, from, from + bytes).collect();
         forget(&mut kept, to, to + bytes);
         for (start, part) in carried {
-            kept.insert(start - from + to, Kept { end: part.end - from + to, ..part });
+            let carried = Kept { end: part.end - from + to, is_known: false };
+            kept.insert(start - from + to, carried);
         }
     }
 
@@ -243,6 +251,10 @@ mod tests {
         assert!(!values.are_known(9, 2) && !values.are_known(16, 4) && !values.are_known(24, 2));
         values.moved(100, 12, 10);
         assert_eq!(ranges(50, 200), [(100, 103), (103, 105), (107, 110)]);
+        assert!(!values.are_known(100, 3), "a kernel may write to a copy, as to a fill");
+        values.filled(200, 8);
+        assert_eq!(ranges(200, 208), [(200, 208)]);
+        assert!(!values.are_known(200, 8));
         values.moved(10, 60, 15);
         assert_eq!(ranges(0, 50), []);
     }

@@ -165,7 +165,7 @@ impl Phantom {
         }
         let done = bytes <= self.copy_limit;
         match &self.values {
-            Some(values) if done => values.written(address, bytes as u64),
+            Some(values) if done => values.filled(address, bytes as u64),
             Some(values) => values.lost(address, bytes as u64),
             None => {}
         }
