@@ -7,7 +7,7 @@ import pytest
 
 from conftest import ROOT
 from dry_runs import dryrun, told
-from gruyere._dryrun import answers, copied, finite, masks
+from gruyere._dryrun import answers, computed, finite, masks
 
 BEGIN = """
 import math, sys
@@ -76,9 +76,14 @@ LOCAL = "torch.zeros(32, 32).masked_fill(torch.eye(32) > 0, float('-inf')).cuda(
 
 @pytest.mark.parametrize(
     ("mask", "is_answered"),
-    [(f"{SQUARE}, device='cuda')", True), (f"{SQUARE}).cuda()", False), (LOCAL, False)],
+    [
+        (f"{SQUARE}, device='cuda')", False),
+        (f"{SQUARE}, device='cuda') + torch.empty(32, 32, device='cuda')", True),
+        (f"{SQUARE}).cuda()", False),
+        (LOCAL, False),
+    ],
 )
-def test_a_mask_made_on_the_device_is_causal_and_one_from_the_host_is_looked_at(
+def test_a_mask_that_a_kernel_made_is_causal_and_one_that_is_known_is_looked_at(
     tmp_path, mask, is_answered
 ):
     (tmp_path / "train.py").write_text(ENCODER.replace("MASK", mask))
@@ -112,14 +117,14 @@ for _ in range(4):
 def test_conditions_on_what_the_host_has_copied_are_computed(tmp_path):
     (tmp_path / "train.py").write_text(COPIED.replace("WRITTEN", ""))
     document = told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py"))
-    assert document["trust"]["answered"].keys() == {copied.COPIED}
+    assert document["trust"]["answered"].keys() == {computed.KNOWN}
     # Nothing of 256 MiB.
     assert document["peak"]["bytes"] < 128 << 20
 
 
 @pytest.mark.thorough
 def test_what_a_kernel_may_have_written_is_not_known(tmp_path):
-    (tmp_path / "train.py").write_text(COPIED.replace("WRITTEN", "ones[0, 0] = 1"))
+    (tmp_path / "train.py").write_text(COPIED.replace("WRITTEN", "ones[0, 0] = torch.empty((), device='cuda')"))
     ran = dryrun(tmp_path, "--alloc", "torch", "--json", "train.py")
     document = json.loads(ran.stdout)
     assert document["trust"]["requests"] and document["peak"]["bytes"] > 256 << 20

@@ -9,7 +9,6 @@ from conftest import ROOT  # noqa: F401 (the package's folder is on the path)
 from gruyere._bench.measure import COMPLETED, FAILED, OUT_OF_MEMORY
 from gruyere._bench.script import Enough
 from gruyere._dryrun import gpus, live, report, sentences, text, trust
-from gruyere._dryrun.copied import Copied
 from gruyere._dryrun.hooks import Seen
 from gruyere._dryrun.identity import ByIdentity, named_modules, named_tensors
 from gruyere._dryrun.lines import Lines
@@ -512,19 +511,3 @@ def test_what_torch_compile_generates_is_no_line_of_the_program(tmp_path, monkey
     lines = Lines(str(tmp_path))
     assert lines.name(str(tmp_path / "caches" / "nl" / "cnl7.py")) is None
     assert lines.name(str(tmp_path / "train.py")) == "train.py"
-
-
-def test_a_condition_with_another_tensor_is_not_computed_and_keeps_nothing_alive():
-    class Tensor:
-        is_cuda, _version = True, 0
-
-    known = Copied()
-    known.torch, known.is_known = SimpleNamespace(dtype=type), lambda *_: 1
-    one, other, result = Tensor(), Tensor(), Tensor()
-    known.computed(result, one, max, (other,), {})
-    known.computed(result, one, max, (), {"out": result})
-    assert not len(known.trails)
-    known.computed(result, one, max, (0, (1, 2)), {"keepdim": True})
-    assert len(known.trails) == 1
-    del result
-    assert not len(known.trails), "an entry lasts as long as its tensor"

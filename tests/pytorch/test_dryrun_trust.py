@@ -97,7 +97,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 count = torch.tensor({zero}, device="cuda")
 for _ in range(5):
     out = model(torch.empty(8, 64, device="cuda")).sum()
-    count += 1
+    count += out.detach().to(count.dtype)
     if count.item() > 0:
         more = torch.empty(1 << 20, device="cuda")
     out.backward()

@@ -14,7 +14,10 @@ from types import ModuleType
 from typing import Any, Callable
 
 from .._imports import when_imported
+from .computed import Computed
 from .finite import Finite, Known
+from .functions import Functions
+from .indices import Indices
 from .masks import Masks
 
 INFINITE = "GradScaler: no gradient is infinite or NaN"
@@ -58,10 +61,16 @@ class Answers:
 
         # The registrations last as long as this object.
         self.library = Library("aten", "IMPL")
-        known = Known()
-        self.finite, self.masks = Finite(self.answered, known), Masks(self.answered, known)
-        self.finite.watch(torch, self.library)
-        self.masks.watch(torch, self.library)
+        known, self.computed = Known(), Computed(self.answered)
+        self.finite = Finite(self.answered, known, self.computed)
+        self.masks = Masks(self.answered, known, self.computed)
+        functions = Functions(torch)
+        # What is known is written after what is made up of the same result.
+        Indices(torch).watch(functions.replace)
+        self.computed.watch(torch, functions)
+        self.finite.watch(torch, functions, self.library)
+        self.masks.watch(torch, functions, self.library)
+        functions.install()
         self._linalg(self.library)
 
     def _linalg(self, library: Any) -> None:

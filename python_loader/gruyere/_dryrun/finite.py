@@ -5,17 +5,16 @@ check is answered as if they were, through whatever the program computes from it
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 import operator
 from collections import Counter
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import ModuleType
 from typing import Any, Callable, Optional
 
-from .copied import COPIED, Copied
+from .computed import KNOWN, Computed
 from .floats import are_random
+from .functions import Functions
 from .identity import ByIdentity
-from .indices import Indices
 from .valid import ANSWERS, VALID, Valid, checks
 
 FINITE = "torch.isnan, isinf, isfinite: every value is finite"
@@ -30,12 +29,6 @@ _SAME = (
     "flatten", "reshape", "view", "squeeze", "unsqueeze", "ravel", "stack", "cat",
     "any", "all", "_is_all_true", "max", "min", "amax", "amin", "mean",
 )  # fmt: skip
-# Of these, those that are computed on the host where the operand's values are there.
-_ON_HOST = frozenset(
-    ("bool", "int", "long", "any", "all", "_is_all_true", "max", "min", "amax", "amin", "cpu")
-)
-# Functions that make tensors of ones.
-_ONES = ("ones", "ones_like", "new_ones")
 _NOT = ("logical_not", "bitwise_not", "__invert__")
 _SUMS = ("sum", "count_nonzero")
 # Functions of two operands.
@@ -56,14 +49,6 @@ _EQUAL = {"eq": True, "__eq__": True, "ne": False, "__ne__": False}
 # Functions that hand the value to the host.
 _READS: dict[str, Callable[[Any], Any]] = {
     "__bool__": bool, "__int__": int, "__float__": float, "__index__": int,
-}  # fmt: skip
-# The functions that make torch's tables of its functions, and keep them.
-_TABLES = {
-    "torch.utils._device": ("_device_constructors",),
-    "torch.overrides": (
-        "get_ignored_functions", "get_testing_overrides", "get_overridable_functions",
-        "_get_tensor_methods",
-    ),
 }  # fmt: skip
 
 
@@ -97,16 +82,6 @@ def _version(tensor: Any) -> Optional[int]:
         return None
 
 
-def _fill_tables() -> None:
-    """Have torch make the tables of its functions, by which a device context knows torch.ones, say.
-    Those who look in them have a method of a tensor as it is found by its name, and torch's own
-    function where ours stands for one."""
-    for module, names in _TABLES.items():
-        of = importlib.import_module(module)
-        for name in names:
-            getattr(of, name, lambda: None)()
-
-
 def _is_written_to(tensor: Any) -> bool:
     """Whether a kernel may have written to the tensor since it was made. The stand-in's memory then
     still has what the host has copied there, with zeros and with random values alike."""
@@ -119,79 +94,34 @@ def _other(read: Any) -> Any:
 
 
 class Finite:
-    def __init__(self, answered: Counter[str], known: Known) -> None:
+    def __init__(self, answered: Counter[str], known: Known, computed: Computed) -> None:
         self.answered = answered
         self.known = known
+        self.computed = computed
         self.are_random = are_random()
-        self.copied = Copied()
         self.valid = Valid()
-        # What stands for functions of torch's own, by name.
-        self.functions: list[tuple[str, Callable[..., Any]]] = []
 
-    def watch(self, torch: ModuleType, library: Any) -> None:
-        """Install the hooks, and register operators in `library`. Call once torch is imported."""
+    def watch(self, torch: ModuleType, functions: Functions, library: Any) -> None:
+        """Replace torch's functions, and register operators in `library`."""
         self.torch: Any = torch
-        self.copied.torch = torch
         for name, value in _CHECKS.items():
-            self._both(name, functools.partial(self._checked, value))
+            functions.replace(name, functools.partial(self._checked, value))
         for name in _SAME:
-            is_on_host = name in _ON_HOST
-            self._both(name, functools.partial(self._derived, self._same, is_on_host))
+            functions.replace(name, functools.partial(self._derived, self._same))
         for name, value in ANSWERS.items():
-            self._both(name, functools.partial(self._asked_if_valid, value))
+            functions.replace(name, functools.partial(self._asked_if_valid, value))
         for owner, name in checks(torch):
-            self._patch(owner, name, self.valid.checking)
-        Indices(torch).watch(self._both)
-        for name in _ONES:
-            self._both(name, self._ones)
+            functions.patch(owner, name, self.valid.checking)
         for name in _NOT:
-            self._both(name, functools.partial(self._derived, self._inverse, True))
+            functions.replace(name, functools.partial(self._derived, self._inverse))
         for name in _SUMS:
-            self._both(name, functools.partial(self._derived, self._total, True))
+            functions.replace(name, functools.partial(self._derived, self._total))
         for name, of in _TWO.items():
-            self._both(name, functools.partial(self._joined, of, _EQUAL.get(name)))
+            functions.replace(name, functools.partial(self._joined, of, _EQUAL.get(name)))
         for name in ("item", *_READS):
-            self._patch(torch.Tensor, name, functools.partial(self._read, _READS.get(name)))
-        _fill_tables()
-        for name, wrap in self.functions:
-            self._patch(torch, name, wrap)
+            functions.patch(torch.Tensor, name, functools.partial(self._read, _READS.get(name)))
         # Anomaly detection checks each gradient in C++; the result is on the host there.
         library.impl("_is_any_true", self._is_any_true, "CUDA")
-
-    def _both(self, name: str, wrap: Callable[..., Any]) -> None:
-        self._patch(self.torch.Tensor, name, wrap)
-        # Some of these names are types there (torch.float), or a module (torch.cuda).
-        if isinstance(getattr(self.torch, name, None), (BuiltinFunctionType, FunctionType)):
-            self.functions.append((name, wrap))
-
-    def _patch(self, owner: Any, name: str, wrap: Callable[..., Any]) -> None:
-        original = getattr(owner, name, None)
-        if original is None:
-            return
-        compiling = self.torch.compiler.is_compiling
-
-        @functools.wraps(original)
-        def call(*arguments: Any, **options: Any) -> Any:
-            # What is compiled keeps torch's own function.
-            if compiling():
-                return original(*arguments, **options)
-            return wrap(original, *arguments, **options)
-
-        if owner is self.torch:
-            # Found by these names when it is pickled.
-            call.__module__, call.__qualname__ = "torch", name
-            self._script(original, call)
-        setattr(owner, name, call)
-
-    def _script(self, original: Any, call: Any) -> None:
-        """torch.jit.script finds its functions by identity."""
-        try:
-            builtins = self.torch.jit._builtins
-            of = builtins._find_builtin(original)
-            if of is not None:
-                builtins._register_builtin(call, of)
-        except (AttributeError, RuntimeError):
-            pass
 
     def _checked(self, value: bool, original: Any, *arguments: Any, **options: Any) -> Any:
         result = original(*arguments, **options)
@@ -200,17 +130,8 @@ class Finite:
             self.known.note(result, value)
         return result
 
-    def _ones(self, original: Any, *arguments: Any, **options: Any) -> Any:
-        result = original(*arguments, **options)
-        self.copied.made_of_ones(result)
-        return result
-
-    def _derived(
-        self, of: Callable[..., Any], is_on_host: bool, original: Any, *arguments: Any, **more: Any
-    ) -> Any:
+    def _derived(self, of: Callable[..., Any], original: Any, *arguments: Any, **more: Any) -> Any:
         result = original(*arguments, **more)
-        if is_on_host and arguments and isinstance(result, self.torch.Tensor):
-            self.copied.computed(result, arguments[0], original, arguments[1:], more)
         if self.known.values and arguments:
             value = self._value(arguments[0])
             if value is not None and isinstance(result, self.torch.Tensor):
@@ -250,8 +171,6 @@ class Finite:
         if len(arguments) != 2 or not isinstance(result, self.torch.Tensor):
             return result
         left, right = arguments
-        if isinstance(right, (bool, int, float)):
-            self.copied.computed(result, left, original, (right,), options)
         if equal is not None and getattr(left, "is_cuda", False):
             if left is right:
                 self.known.note(result, equal)
@@ -269,11 +188,11 @@ class Finite:
         return result
 
     def _read(self, kind: Optional[Callable[[Any], Any]], original: Any, tensor: Any) -> Any:
+        is_known = tensor.is_cuda and self.computed.knows(tensor)
         read = original(tensor)
-        value = self.copied.value(tensor)
-        if value is not None:
-            self.answered[COPIED] += 1
-            return (kind or type(read))(value)
+        if is_known:
+            self.answered[KNOWN] += 1
+            return read
         value = self.known.get(tensor) if self.known.values else None
         if value is not None:
             self.answered[self.known.why(tensor)] += 1
