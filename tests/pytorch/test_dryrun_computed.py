@@ -55,9 +55,16 @@ ways = {
     "where": lambda b, i, f: torch.where(f[:, None], i, -1),
     "in place": lambda b, i, f: i.clone().masked_fill_(i > 5, -1).mul_(2),
     "assigned": lambda b, i, f: assigned(i),
+    "assigned at places": lambda b, i, f: placed(i, [2, 0]),
     "a view": lambda b, i, f: b.view(-1)[::3].flip(0) // 2,
     "none": lambda b, i, f: b[b[:, 0] > 99] * 2,
 }
+
+
+def placed(ids, places):
+    ids = ids.clone()
+    ids[torch.tensor(places, device=ids.device)] = ids[:2] + 1
+    return ids
 
 
 def assigned(ids):
@@ -96,6 +103,8 @@ ways = {
     "of a view": lambda x: (x[1:].add_(seen[1:]), x)[1],
     "before": lambda x: (x.view(2, 2), x.mul_(seen))[0],
     "of data": lambda x: (x.data.add_(seen), x)[1],
+    "twice at one place": lambda x: twice(x),
+    "a number that no integer holds": lambda x: (x * 1e30).long(),
     "an item": lambda x: (x.__setitem__(0, seen[0]), x)[1],
     "a copy": lambda x: x.copy_(seen),
     "out": lambda x: torch.add(seen, 1, out=x),
@@ -112,6 +121,11 @@ ways = {
     "reused": lambda x: reused(x),
     "of data that was replaced": lambda x: (setattr(x, "data", seen), x)[1],
 }
+
+
+def twice(x):
+    x[torch.zeros(2, dtype=torch.long, device="cuda")] = torch.tensor([5.0, 6.0]).cuda()
+    return x
 
 
 def normalized(x):

@@ -47,7 +47,7 @@ _PURE = """
     any all _is_all_true _is_any_true sum nansum prod mean max min amax amin aminmax argmax argmin
     count_nonzero cumsum cumprod cummax cummin diff sort argsort searchsorted bucketize
     tril triu diag diagonal trace index_select gather take take_along_dim roll flip
-    scatter scatter_add index_add index_fill index_copy masked_scatter
+    scatter_add index_add index_fill masked_scatter
     clone contiguous reshape flatten ravel repeat tile cat concat concatenate stack hstack vstack
     dstack __getitem__ masked_select
 """.split()  # fmt: skip
@@ -63,8 +63,8 @@ _WRITE = """
     __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __iand__ __ior__ __ixor__
     neg_ abs_ clamp_ clip_ clamp_min_ clamp_max_ floor_ ceil_ round_ trunc_
     logical_and_ logical_or_ logical_xor_ logical_not_ bitwise_and_ bitwise_or_ bitwise_not_
-    masked_fill_ index_fill_ index_copy_ index_add_ scatter_ scatter_add_ masked_scatter_
-    __setitem__ fill_diagonal_ cumsum_ tril_ triu_
+    masked_fill_ index_fill_ index_add_ scatter_add_ masked_scatter_ __setitem__ fill_diagonal_
+    cumsum_ tril_ triu_
 """.split()  # fmt: skip
 # Those that write it all, whatever was there.
 _OVERWRITE = ("copy_", "fill_", "zero_")
@@ -299,7 +299,7 @@ class Computed:
             return result
         if is_known:
             dtype = result.dtype
-            self._store(result, lambda value: value.to(dtype), (of,), {})
+            self._store(result, _converted, (of, dtype), {})
         return result
 
     def _is_small(self, tensor: Any) -> bool:
@@ -344,17 +344,22 @@ class Computed:
         if not arguments or not getattr(arguments[0], "is_cuda", False):
             return original(*arguments, **options)
         target = arguments[0]
+        is_index = original.__name__ == "__setitem__"
         was_known = self._has_all(target)
         are_known = was_known and self._are_known((*arguments, *options.values()))
         result = original(*arguments, **options)
         if are_known and not self.is_captured and not self.is_capturing():
             with self._aside():
                 try:
-                    original(*map(self._on_host, arguments), **options)
+                    hosts = [*map(self._on_host, arguments)]
+                    original(*hosts, **{name: self._on_host(one) for name, one in options.items()})
+                    is_sure = not is_index or _is_assigned(self.torch, *hosts[:3])
                 except Exception:
-                    self.forget(target)
-                else:
-                    self._set_version(target.untyped_storage(), target._version)
+                    is_sure = False
+            if is_sure:
+                self._set_version(target.untyped_storage(), target._version)
+            else:
+                self.forget(target)
         elif was_known:
             # Its version may be one that others of this memory do not count (`.data`).
             self.forget(target)
@@ -410,6 +415,25 @@ class Computed:
             if version:
                 self.versions.known[number] = ref, _NEVER
         return original(*arguments, **options)
+
+
+def _converted(value: Any, dtype: Any) -> Any:
+    """The value in another type. What an integer cannot hold is any number, one on a CPU and another
+    one on a GPU."""
+    found = value.to(dtype)
+    if value.is_floating_point() and not found.is_floating_point() and str(dtype) != "torch.bool":
+        if not bool((found.to(value.dtype) == value.trunc()).all()):
+            raise ValueError
+    return found
+
+
+def _is_assigned(torch: Any, target: Any, index: Any, value: Any) -> bool:
+    """Whether an assignment by an index has one result: an index may name an element twice, and
+    then any of its values may be the last."""
+    if not torch.is_tensor(value) or value.numel() < 2:
+        return True
+    found = target[index]
+    return bool(torch.equal(found, value.to(found.dtype).expand_as(found)))
 
 
 def _bytes(tensor: Any) -> int:
