@@ -269,6 +269,44 @@ def test_nothing_is_allocated_or_kept_and_no_mode_of_the_programs_sees_it(phanto
     assert ran.code == 0, ran.out + ran.err
 
 
+# How many elements of masks are selected that are set at places, and of what is made of them.
+PLACED = """
+labels = torch.empty(1000, device="cuda", dtype=torch.long)
+
+
+def placed(count, kind=torch.bool):
+    mask = torch.zeros_like(labels, dtype=kind)
+    mask[torch.randperm(1000, device="cuda")[:count]] = 1
+    return mask
+
+
+one, two = placed(100), placed(30, torch.uint8)
+twice = placed(100)
+twice[labels[:50]] = True
+changed = placed(100)
+changed ^= labels > 0
+whole, rows = torch.zeros(4, 8, device="cuda", dtype=torch.bool), labels[:3]
+whole[rows] = True
+selected = {
+    100: [one, one.clone(), one.to(torch.uint8), one.view(10, 100), one | torch.zeros_like(one)],
+    130: [one | two, torch.cat([one, two]), torch.stack([one, two.bool()])],
+    150: [twice], 24: [whole],
+    # Of these nothing is known.
+    1000: [changed, one | 1, ~one, one | (labels > 0), labels, one == 0],
+    2000: [one.view(1, -1) | torch.zeros(2, 1, dtype=torch.bool, device="cuda")],
+}
+for count, masks in selected.items():
+    for number, mask in enumerate(masks):
+        assert len(mask.nonzero()) == count, (count, number, len(mask.nonzero()))
+with torch.inference_mode():
+    assert len(one.to(torch.uint8).nonzero()) == 1000
+"""
+
+
+def test_a_mask_that_is_set_at_places_selects_at_most_as_many(phantom):
+    on_stand_in(phantom, PLACED)
+
+
 # A detector's training: boxes that are scaled and checked, and a sampler of 512 places.
 DETECTOR = """
 import torch
