@@ -288,7 +288,7 @@ changed ^= labels > 0
 whole, rows = torch.zeros(4, 8, device="cuda", dtype=torch.bool), labels[:3]
 whole[rows] = True
 selected = {
-    100: [one, one.clone(), one.to(torch.uint8), one.view(10, 100), one | torch.zeros_like(one)],
+    100: [one, one.clone(), one.to(torch.uint8), one | torch.zeros_like(one)],
     130: [one | two, torch.cat([one, two]), torch.stack([one, two.bool()])],
     150: [twice], 24: [whole],
     # Of these nothing is known.

@@ -110,6 +110,7 @@ class Computed:
         self.torch = torch
         # What a graph captures is run later.
         self.is_capturing = torch.cuda.is_current_stream_capturing
+        self.kind = torch.Tensor
         self.plain = (torch.Tensor, torch.nn.Parameter)
         if self.has is None or self.write is None:
             return
@@ -280,6 +281,9 @@ class Computed:
     # Functions that make another tensor.
 
     def _pure(self, original: Any, *arguments: Any, **options: Any) -> Any:
+        if arguments and type(arguments[0]) is self.kind and arguments[0].requires_grad:
+            # Most calls: of activations in a forward that trains.
+            return original(*arguments, **options)
         are_known = self._are_known(arguments)
         if are_known is not False and options:
             of = self._are_known(options.values())

@@ -16,7 +16,7 @@ from .identity import ByIdentity
 # operands together, or as their operand.
 _LISTS = ("cat", "concat", "stack")
 _TWO = ("__or__", "bitwise_or", "logical_or")
-_SAME = ("to", "bool", "clone", "detach", "flatten", "reshape", "view", "squeeze", "unsqueeze")
+_SAME = ("to", "bool", "clone")
 
 
 class Most:
