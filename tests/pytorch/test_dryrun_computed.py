@@ -53,6 +53,7 @@ ways = {
     "half": lambda b, i, f: b.half() / 3,
     "not": lambda b, i, f: ~f | (i[:, 0] > 5),
     "where": lambda b, i, f: torch.where(f[:, None], i, -1),
+    "written": lambda b, i, f: torch.empty_like(i).fill_(7).copy_(i.float()).zero_() + i,
     "in place": lambda b, i, f: i.clone().masked_fill_(i > 5, -1).mul_(2),
     "assigned": lambda b, i, f: assigned(i),
     "assigned at places": lambda b, i, f: placed(i, [2, 0]),
@@ -104,6 +105,9 @@ ways = {
     "before": lambda x: (x.view(2, 2), x.mul_(seen))[0],
     "of data": lambda x: (x.data.add_(seen), x)[1],
     "twice at one place": lambda x: twice(x),
+    "copied to a type that does not hold it": lambda x: torch.zeros_like(x, dtype=torch.int8).copy_(
+        x * 1e9
+    ),
     "a number that no integer holds": lambda x: (x * 1e30).long(),
     "an item": lambda x: (x.__setitem__(0, seen[0]), x)[1],
     "a copy": lambda x: x.copy_(seen),
