@@ -58,7 +58,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 count, kept, data = torch.zeros((), device="cuda"), [], [0] * 40
 {loop}
     kept.append(torch.empty(16 << 20, device="cuda"))
-    count += 1
+    count += model.bias.detach()[0]
     {read}
 model(torch.empty(8, 64, device="cuda")).sum().backward()
 optimizer.step()
