@@ -2,11 +2,14 @@
 would take."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from gruyere._dryrun import amounts, live, page, sentences
 from gruyere._dryrun.hooks import OPTIMIZER, Seen
+from gruyere._dryrun.optimizers import Known
+from gruyere._dryrun.partial import Partial
 from gruyere._dryrun.scope import spread
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -53,11 +56,11 @@ class Trace:
         for action in ("free_requested", "free_completed"):
             self.entries.append({**entry, "action": action, "user_metadata": whose})
 
-    def steps(self):
-        return live.analyse(self.entries, self.seen, Nowhere())["steps"]
+    def steps(self, partial=()):
+        return live.analyse(self.entries, self.seen, Nowhere(), partial)["steps"]
 
 
-def report(*activations, asked=None, growth=None, fits=True):
+def report(*activations, asked=None, growth=None, fits=True, partial=()):
     """A dry run's report, as far as the words need it."""
     run = {"allocator": "gruyere", "fits": fits, "failed": False, "margin": GIB, "caught": 0}
     return {
@@ -67,7 +70,7 @@ def report(*activations, asked=None, growth=None, fits=True):
         "rest": None,
         "verdict": {"max_bytes": None, "needs": None, "fits": fits},
         "program": {"steps": len(activations), "steps_asked": asked or len(activations)},
-        "steps": Trace(*activations).steps(),
+        "steps": Trace(*activations).steps(partial),
     }
 
 
@@ -138,6 +141,80 @@ def test_it_fits_these_steps_and_is_told_what_more_take_where_they_differ(activa
         assert "300 MiB to 900 MiB" in scope
     else:
         assert "Steps are alike" in scope and "differ" not in said
+
+
+@pytest.mark.parametrize(
+    ("activations", "partial", "differ"),
+    [
+        # A captured graph is replayed.
+        ((300, 300, 2), [3], False),
+        ((300, 600, 2), [3], True),
+        # Two optimisers take turns, and the first step ends at the first of them.
+        ((200, 300, 300), [1], False),
+        ((200, 300, 600), [1], True),
+        # A part that needs more than a whole step is a larger step.
+        ((300, 300, 600), [3], True),
+        # Graphs captured before the first step, and all replay them.
+        ((300, 300, 600), [1, 2, 3], True),
+    ],
+)
+def test_a_step_that_is_only_a_part_of_one_does_not_differ_for_being_less(
+    activations, partial, differ
+):
+    found = report(*activations, partial=partial)
+    assert ("But steps differ" in sentences.verdict(found)) == differ
+    alike = "Steps are alike: the activations of each that is whole take 300 MiB."
+    assert (alike in sentences.scope(found)) == (not differ)
+
+
+class Optimizer:
+    """Stands for one of torch's."""
+
+
+def parts_of(*steps, made_at_once=True):
+    """The steps that are only a part, if the optimisers of these numbers step, the last of each
+    step being the one that ends it."""
+    optimizers = {name: Optimizer() for step in steps for name in step}
+    known = {name: Known(optimizer, "train.py:1") for name, optimizer in optimizers.items()}
+    partial, gone = Partial(), set()
+    for step in steps:
+        for name in step:
+            partial.stepped(optimizers[name])
+            gone.add(name)
+        partial.step_is_over([known[name] for name in known if name not in gone and made_at_once])
+    return partial.found()
+
+
+def test_the_first_step_is_a_part_where_another_optimiser_steps_before_the_next_ends():
+    assert parts_of("d", "gd", "gd") == [1]
+    # One, several in each step, one for many of another's, and one made after the first step.
+    assert parts_of("d", "d", "d") == []
+    assert parts_of("gd", "gd") == []
+    assert parts_of("d", "d", "gd") == []
+    assert parts_of("d", "gd", "gd", made_at_once=False) == []
+
+
+def test_a_step_that_replays_graphs_and_captures_none_is_a_part():
+    class Graph:
+        def capture_begin(self):
+            pass
+
+        def replay(self, *more):
+            return more
+
+    partial = Partial()
+    partial.watch(SimpleNamespace(cuda=SimpleNamespace(CUDAGraph=Graph)))
+    graph = Graph()
+    # It warms up, captures (and then replays to have results), replays.
+    partial.step_is_over([])
+    graph.capture_begin()
+    assert graph.replay(7) == (7,)
+    partial.step_is_over([])
+    graph.replay()
+    partial.step_is_over([])
+    # What comes after the steps is none.
+    graph.replay()
+    assert partial.found() == [3]
 
 
 def test_what_ended_by_itself_has_no_other_steps():

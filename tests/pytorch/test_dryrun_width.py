@@ -64,6 +64,17 @@ def test_the_answer_fits_80_columns_on_every_gpu(name, with_smallest):
             assert max(map(len, lines)) <= 80, "\n".join(lines)
 
 
+def test_reads_of_the_device_are_told_in_80_columns_too():
+    found = answer(["h100"])
+    found["trust"]["answered"] = {"masks select every element": 12}
+    read = {"line": "train.py:3", "what": "item", "inside": "", "count": 1_615}
+    found["trust"]["reads"] = [read]
+    lines = text.draw(found, 80).splitlines()
+    assert max(map(len, lines)) <= 80, "\n".join(lines)
+    said = "Values read from the device, 1,615 times (the stand-in invents them but for the"
+    assert said in " ".join(" ".join(lines).split())
+
+
 @pytest.mark.parametrize("columns, most", [("80", 80), ("", 100)])
 def test_in_a_file_the_answer_is_as_wide_as_columns_says(monkeypatch, columns, most):
     monkeypatch.setenv("COLUMNS", columns)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Optional
@@ -188,8 +189,11 @@ def _sighted(live: dict[int, Block], address: int, kind: str, name: str) -> None
         block.kind, block.name = kind, name
 
 
-def analyse(trace: list[dict[str, Any]], seen: Seen, lines: Lines) -> dict[str, Any]:
-    """The whole analysis, as plain data."""
+def analyse(
+    trace: list[dict[str, Any]], seen: Seen, lines: Lines, partial: Sequence[int] = ()
+) -> dict[str, Any]:
+    """The whole analysis, as plain data. `partial`: the numbers of the steps that are only a part
+    of one."""
     history = History(trace, seen, lines)
     changes = history.changes()
     total, most, at = 0, 0, -1
@@ -203,7 +207,7 @@ def analyse(trace: list[dict[str, Any]], seen: Seen, lines: Lines) -> dict[str, 
         "peak": _peak(live, most, at, history),
         "requested_peak": history.requested_peak,
         "growth": _growth(history),
-        "steps": scope(history, changes),
+        "steps": scope(history, changes, partial),
         "timeline": _timeline(changes, history.events, seen),
         "sequence": _sequence(history),
         "workspaces": workspaces if history.told else None,

@@ -229,6 +229,14 @@ class DryRun:
         lame = {id(ran): with_room for ran, with_room in zip(short, room) if with_room.failed}
         plain = self.standing([lame.get(id(ran), ran) for ran in plain])
         rest = self.rest(first, plain)
+        # The same for those that ran out of memory after their steps.
+        short = [
+            ran
+            for ran in rest.rows.values()
+            if ran.found.outcome == OUT_OF_MEMORY and self.may_have_room(ran)
+        ]
+        gone_on = self.together((replace(ran.plan, memory=ROOM) for ran in short), is_soft=True)
+        room += [ran for ran in gone_on if ran.completed]
         with_room = {(ran.plan.gpu["id"], ran.plan.allocator): ran for ran in room}
         smallest = (
             self.smallest([ran for ran in (*map(rest.after, plain), *room) if ran.fits])
@@ -308,7 +316,7 @@ class DryRun:
 
         memory = self.usable(gpu)
         first = self.run(plan(memory, ZEROS))
-        if self.runner.box.has_compiled():
+        if self.runner.box.compiled():
             # All runs share the compiled kernels. Only this run had to compile them, so repeat it.
             self.known.clear()
             first = self.run(plan(memory, ZEROS))

@@ -22,7 +22,7 @@ ENOUGH = 2
 FOR_ONE, FOR_ALL = 10, 4
 
 
-class _Known:
+class Known:
     """What is known of an optimiser, also when it is gone."""
 
     def __init__(self, optimizer: Any, line: str) -> None:
@@ -34,10 +34,10 @@ class _Known:
 class Optimizers:
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.all: list[_Known] = []
-        self.by_id: dict[int, _Known] = {}
+        self.all: list[Known] = []
+        self.by_id: dict[int, Known] = {}
         # Those that had not stepped at the end of the last step, by name.
-        self.waiting: list[_Known] = []
+        self.waiting: list[Known] = []
 
     def watch(self, torch: Any, lines: Lines) -> None:
         """Install the hook. Call once torch is imported."""
@@ -57,7 +57,7 @@ class Optimizers:
     def made(self, optimizer: Any, line: str) -> None:
         known = self.by_id.get(id(optimizer))
         if known is None or known.of() is not optimizer:
-            known = self.by_id[id(optimizer)] = _Known(optimizer, line)
+            known = self.by_id[id(optimizer)] = Known(optimizer, line)
             self.all.append(known)
 
     def stepped(self, optimizer: Any) -> None:
@@ -68,7 +68,7 @@ class Optimizers:
     def step_is_over(self) -> None:
         self.waiting = self.behind(1)
 
-    def behind(self, times: int) -> list[_Known]:
+    def behind(self, times: int) -> list[Known]:
         """The optimisers that have stepped less often than this and that step memory of the device
         which no other one steps: a wrapper has the parameters of the optimiser inside."""
         slow = [known for known in self.all if known.times < times and known.of() is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 if TYPE_CHECKING:
@@ -16,7 +17,9 @@ Requests = dict[str, dict[tuple[int, int], list[int]]]
 FEW = 0.05
 
 
-def scope(history: History, changes: list[tuple[int, int, Block]]) -> Optional[dict[str, Any]]:
+def scope(
+    history: History, changes: list[tuple[int, int, Block]], partial: Sequence[int]
+) -> Optional[dict[str, Any]]:
     """The estimates; None if torch did not record the step of each request, or no step had a
     backward.
 
@@ -29,6 +32,7 @@ def scope(history: History, changes: list[tuple[int, int, Block]]) -> Optional[d
     - `requested`: for each step, all bytes requested by its forward, or by the largest of several,
       at lines that ran after the first step, too. Unlike the activations it does not depend on when
       a batch that is fetched ahead is freed, nor on what is made before the loop.
+    - `partial`: the numbers of the steps that are only a part of one (`partial.py`).
     - `fixed_bytes`, `growing_bytes`: the memory that does not grow with the batch, and the memory
       that does, at the moment that would be the peak with twice the batch. Temporaries count as
       growing, although those of a weight's size do not grow.
@@ -78,6 +82,7 @@ def scope(history: History, changes: list[tuple[int, int, Block]]) -> Optional[d
     return {
         "activations": most,
         "requested": _by_forwards(requested, len(most)),
+        "partial": list(partial),
         "fixed_bytes": fixed,
         "growing_bytes": growing,
     }
@@ -99,6 +104,13 @@ def _by_forwards(requested: Requests, steps: int) -> list[int]:
     return largest
 
 
+def least(found: dict[str, Any], of: str) -> int:
+    """The least that a step has of `activations` or `requested`. A step that is only a part of one
+    counts if no other was run."""
+    whole = [number for step, number in enumerate(found[of], 1) if step not in found["partial"]]
+    return int(min(whole or found[of]))
+
+
 def spread(report: dict[str, Any]) -> Optional[tuple[int, int]]:
     """The smallest and the largest activations of a step; None if the steps do not differ, or if
     the program ended by itself, so that there are no further steps."""
@@ -106,9 +118,9 @@ def spread(report: dict[str, Any]) -> Optional[tuple[int, int]]:
     program = report["program"]
     if not found or program["steps"] < program["steps_asked"]:
         return None
-    if max(found["requested"]) <= min(found["requested"]) * (1 + FEW):
+    if max(found["requested"]) <= least(found, "requested") * (1 + FEW):
         return None
-    least, most = min(found["activations"]), max(found["activations"])
+    low, most = least(found, "activations"), max(found["activations"])
     # Memory that steps leave behind is reported separately.
     left = report["growth"]["bytes_a_step"] * program["steps"] if report["growth"] else 0
-    return (least, most) if most > least * (1 + FEW) + left else None
+    return (low, most) if most > low * (1 + FEW) + left else None

@@ -7,7 +7,7 @@ from typing import Any
 from .amounts import about, size, times
 from .masks import SELECTED
 from .report import AFTER
-from .scope import spread
+from .scope import least, spread
 
 # What would fill the GPU after more steps than this is not worth a sentence.
 _MANY = 100_000
@@ -180,11 +180,12 @@ def scope(report: dict[str, Any]) -> list[str]:
             f"{until}."
         )
     if found:
-        least, most = min(found["activations"]), max(found["activations"])
+        low, most = least(found, "activations"), max(found["activations"])
         if spread(report):
-            said.append(f"Steps differ: their activations take {about(least)} to {about(most)}.")
+            said.append(f"Steps differ: their activations take {about(low)} to {about(most)}.")
         elif number > 1:
-            said.append(f"Steps are alike: the activations of each take {about(most)}.")
+            each = "each that is whole" if found["partial"] else "each"
+            said.append(f"Steps are alike: the activations of {each} take {about(most)}.")
         than = " as the largest of these" if spread(report) else ""
         said.append(
             f"A batch n times as large, or a step n times as long{than}, would need "

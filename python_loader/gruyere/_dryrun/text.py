@@ -350,9 +350,8 @@ def _trust(report: dict[str, Any], width: int) -> str:
     if trust["reads"]:
         counted = sum(read["count"] for read in trust["reads"])
         but = " but for the answers above" if trust["answered"] else ""
-        lines.append(
-            f"  Values read from the device, {times(counted)} (the stand-in invents them{but}):"
-        )
+        said = f"Values read from the device, {times(counted)} (the stand-in invents them{but}):"
+        lines.append(_wrapped(f"  {said}", width, "  "))
         rows = trust["reads"][:5]
         for read in rows:
             within = f"  in {read['inside']}" if read["inside"] else ""

@@ -19,6 +19,7 @@ from .lines import Lines
 from .live import analyse
 from .hooks import Hooks
 from .optimizers import Optimizers, short
+from .partial import Partial
 from .rest import Rest
 from .settings import Settings
 from .sizing import Sizing
@@ -84,6 +85,7 @@ class Worker(Watch):
         self.settings = Settings(request["allocator"])
         self.settings.watch()
         self.optimizers = Optimizers()
+        self.partial = Partial()
         self.sizing = Sizing()
         # The number of steps after which the run is over.
         self.last_step: Optional[int] = None
@@ -102,6 +104,7 @@ class Worker(Watch):
             self.rest.given = self.hooks.batch_is_given
         self.settings.imported(torch)
         self.optimizers.watch(torch, lines)
+        self.partial.watch(torch)
         self.sizing.watch(torch, lines)
         self.rest.watch(torch, lines)
         super().imported(torch)
@@ -110,11 +113,13 @@ class Worker(Watch):
     def stepped(self, optimizer: Any, *more: Any) -> None:
         if os.getpid() == self.pid:
             self.optimizers.stepped(optimizer)
+            self.partial.stepped(optimizer)
             super().stepped(optimizer, *more)
 
     def _mark(self) -> None:
         super()._mark()
         self.optimizers.step_is_over()
+        self.partial.step_is_over(self.optimizers.waiting)
         self.rest.step_is_over()
 
     def _note_host_time(self) -> None:
@@ -156,8 +161,10 @@ class Worker(Watch):
                 # The steps are done, and what was found until then counts.
                 return
         super().stopped_by(error)
-        if self.found.outcome == FAILED and self.hooks is not None and not self.refused:
-            self.found.reason += self._invented(self.hooks)
+        # A file or a module that is missing, or the machine's CUDA toolkit, is no value.
+        may_be_value = not isinstance(error, (OSError, ImportError)) and not self.refused
+        if self.found.outcome == FAILED and self.hooks is not None and may_be_value:
+            self.found.reason = self.found.reason.rstrip(".") + self._invented(self.hooks)
         if self.refused:
             self.found.outcome, self.found.refused = REFUSED, self.refused
 
@@ -240,4 +247,6 @@ class Worker(Watch):
         assert self.torch is not None
         hooks.close()
         traces = self.torch.cuda.memory._snapshot()["device_traces"]
-        return analyse(traces[0] if traces else [], hooks.seen, hooks.lines)
+        return analyse(
+            traces[0] if traces else [], hooks.seen, hooks.lines, self.partial.found()
+        )

@@ -209,9 +209,9 @@ class Box:
         kept = "".join(f"; what it writes in {path} stays" for path in self.allowed.paths)
         return f"The program cannot change your files: it writes to {how}; {network}{kept}."
 
-    def has_compiled(self) -> bool:
-        """Whether a run has left files in the shared caches."""
-        return any(names for _, _, names in os.walk(self.caches))
+    def compiled(self) -> int:
+        """The number of files that runs have left in the shared caches."""
+        return sum(len(names) for _, _, names in os.walk(self.caches))
 
     def too_much(self, run: Run) -> str:
         """Why a run must stop writing; empty if it may go on."""
