@@ -245,6 +245,55 @@ def test_runs_of_different_work_have_no_winner(tmp_path, command):
     assert "holds least" not in said and "different work" in ran.stderr
 
 
+# The first run that finds an empty cache tries kernels on the device.
+COMPILING = """
+import os, torch
+kept = os.path.join(os.environ["TORCHINDUCTOR_CACHE_DIR"], "kept")
+model = torch.nn.Linear(1024, 1024).cuda()
+if not os.path.exists(kept):
+    os.makedirs(os.path.dirname(kept), exist_ok=True)
+    open(kept, "w").close()
+    torch.empty(400 << 20, dtype=torch.uint8, device="cuda")
+"""
+# A block of 6 MiB lies in a segment of 20 MiB, which torch makes anew as a whole.
+RESTORING = """
+import torch
+weight = torch.nn.Parameter(torch.zeros(1 << 18, device="cuda"))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    kept = torch.empty(6 << 20, dtype=torch.uint8, device="cuda")
+state = torch._C._cuda_getCheckpointState(0, graph.pool())
+for step in range(3):
+    torch.empty(STEP << 20, dtype=torch.uint8, device="cuda")
+    (weight * weight).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch._C._cuda_setCheckpointPoolState(0, state, [], [])
+"""
+
+
+@pytest.mark.parametrize("program", [COMPILING, RESTORING.replace("STEP", "1")])
+def test_what_a_compiler_and_a_restore_take_is_no_other_work(tmp_path, program):
+    (tmp_path / "train.py").write_text(program)
+    words = ["compare", "--stand-in", "--json", "all.json"]
+    ran = bench(tmp_path, "--", sys.executable, "train.py", words=words)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (compared,) = json.loads((tmp_path / "all.json").read_text())["programs"]
+    assert compared["comparable"] and compared["peak_live"] < 20 << 20, ran.stdout
+    peaks = {row["allocated_peak"] for row in compared["rows"]}
+    assert len(peaks) > 1 or program == COMPILING, "the restore differs"
+
+
+def test_other_work_is_told_beside_a_restore_too(tmp_path):
+    drawn = "(40 if 'GRUYERE_ENABLE' in __import__('os').environ else 20)"
+    (tmp_path / "train.py").write_text(RESTORING.replace("STEP", drawn))
+    words = ["compare", "--stand-in"]
+    ran = bench(tmp_path, "--", sys.executable, "train.py", words=words)
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert "different work" in ran.stdout
+
+
 RESETTING = """
 import torch
 model = torch.nn.Linear(256, 256).cuda()

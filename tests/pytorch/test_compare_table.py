@@ -147,6 +147,37 @@ def test_of_runs_of_different_work_it_says_what_differs(rows, said):
     assert differing(*rows) == said
 
 
+MIBS = [30 * MIB, 20 * MIB, 20 * MIB, 5 * MIB]
+
+
+def restoring(peak, requested, restores=3):
+    """A run in which torch restored the state of a graphs' pool."""
+    peaks = {"allocated_peak": peak * MIB, "requested_peak": peak * MIB}
+    return Result(COMPLETED, steps=8, restores=restores, requested=requested, **peaks)
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (restoring(127, MIBS), True),
+        # A few blocks more, as any two allocators may differ by.
+        (restoring(127, [30 * MIB + 512, *MIBS[1:]]), True),
+        # The same in all, and not in each step.
+        (restoring(127, [20 * MIB, 30 * MIB, *MIBS[2:]]), False),
+        (restoring(127, MIBS[:3]), False),
+        (restoring(127, MIBS, restores=2), False),
+        # A graph is not captured under each: nothing is restored there.
+        (restoring(127, MIBS, restores=0), False),
+    ],
+)
+def test_peaks_within_a_restore_of_a_graphs_pool_are_no_difference_of_work(other, same):
+    found = work.differences(
+        [("torch default", [restoring(166, MIBS)]), ("Gruyère", [other])]
+    )
+    said = ["peak live was 166 MiB under torch default and 127 MiB under Gruyère"]
+    assert found == ([] if same else said)
+
+
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_of_different_work_nobody_holds_least_and_each_row_has_its_own_peak(on_gpu):
     lives = (72, 772, 264)

@@ -309,7 +309,13 @@ class Comparison:
                     program, [servers[index] for index in going], 1 + number % 255
                 )
             else:
-                results = [run(index) for index in going]
+                stored = self._compiled()
+                results = [run(index) for index in going[:1]]
+                if self._compiled() > stored and results[0].outcome != FAILED:
+                    # All runs share the compiled kernels. Only this run had to compile them, and
+                    # the compiler tries some on the device.
+                    results = [run(going[0])]
+                results += [run(index) for index in going[1:]]
             for index, result in zip(going, results):
                 found[index].append(result)
         program.rows = [
@@ -381,6 +387,10 @@ class Comparison:
                     )
                     if not differences([(row.name, [once, again])]):
                         row.parts = again.parts
+
+    def _compiled(self) -> int:
+        """The number of files that the user's programs have left in the caches of compiled code."""
+        return 0 if self.box is None else self.box.compiled()
 
     def _stop(self, servers: list[Server]) -> None:
         """End all current runs, of all threads."""

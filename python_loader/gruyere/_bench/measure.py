@@ -48,6 +48,11 @@ class Result:
     """For Gruyère, if requested: the memory held beyond live memory at the peak (`parts`)."""
     left_out: list[str] = field(default_factory=list)
     """The program's own choices of an allocator, which were ignored."""
+    restores: int = 0
+    """How often torch restored the state of a CUDA graphs' pool."""
+    requested: list[int] = field(default_factory=list)
+    """If there were restores: the bytes requested in each step and after the last one, without
+    those of the restores, parted at each restore, too."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -83,6 +88,11 @@ class Meter:
         self.peaks: dict[str, int] = {}
         # The same for its counts of events.
         self.counts: dict[str, int] = {}
+        # The bytes requested until the program last reset the counts, less those of restores.
+        self.requested = 0
+        # That total at each step's end and each restore.
+        self.totals = [0]
+        self.restores = 0
         if memory is not None and self.stand_in is not None:
             os.environ["PHANTOM_MEMORY"] = str(memory)
 
@@ -96,6 +106,7 @@ class Meter:
     def _watch_resets(self, torch: Any) -> None:
         """Have the figures cover the whole run, even if the program resets them at each step. All
         of torch's functions that do so end in these, which a program may also call itself."""
+        self._watch_restores(torch)
         for name, note in (
             ("_cuda_resetPeakMemoryStats", self._note_peaks),
             ("_accelerator_resetPeakStats", self._note_peaks),
@@ -105,6 +116,34 @@ class Meter:
             reset = getattr(torch._C, name, None)
             if reset is not None:
                 setattr(torch._C, name, _after(note, torch, reset))
+
+    def _watch_restores(self, torch: Any) -> None:
+        """Leave out of the requests what a restore of a graphs' pool makes: torch's own allocator
+        frees and allocates whole segments there, Gruyère changes only what differs."""
+        restore = getattr(torch._C, "_cuda_setCheckpointPoolState", None)
+        if restore is None:
+            return
+
+        @functools.wraps(restore)
+        def restoring(device: int, *arguments: Any) -> Any:
+            if device != 0:
+                return restore(device, *arguments)
+            self._note_requested(torch)
+            self.restores += 1
+            try:
+                return restore(device, *arguments)
+            finally:
+                self.requested += self.totals[-1] - self._requested(torch)
+
+        torch._C._cuda_setCheckpointPoolState = restoring
+
+    def _requested(self, torch: Any) -> int:
+        """All bytes requested so far, without those of restores."""
+        statistics = torch._C._cuda_memoryStats(0)
+        return self.requested + int(statistics["requested_bytes"]["all"]["allocated"])
+
+    def _note_requested(self, torch: Any) -> None:
+        self.totals.append(self._requested(torch))
 
     def _note_peaks(self, torch: Any) -> None:
         statistics = torch.cuda.memory_stats(0)
@@ -116,6 +155,7 @@ class Meter:
         statistics = torch.cuda.memory_stats(0)
         for name in ("num_alloc_retries", "num_ooms"):
             self.counts[name] = self.counts.get(name, 0) + statistics.get(name, 0)
+        self.requested += statistics.get("requested_bytes.all.allocated", 0)
 
     def _begin_on_gpu(self, torch: Any) -> None:
         free, total = torch.cuda.mem_get_info(0)
@@ -124,7 +164,10 @@ class Meter:
             torch.cuda.set_per_process_memory_fraction(min(1.0, self.memory / total), 0)
 
     def sample(self, torch: Any) -> None:
-        """Record the memory in use on a real device beside the allocator's."""
+        """Call at the end of a step. Records what it requested, and the memory in use on a real
+        device beside the allocator's."""
+        if torch.cuda.is_initialized():
+            self._note_requested(torch)
         if self.stand_in is None and torch.cuda.is_initialized():
             free, total = torch.cuda.mem_get_info(0)
             grown = total - free - (self.others or 0)
@@ -142,6 +185,12 @@ class Meter:
         result.allocated_peak = self.peaks["allocated_bytes"]
         result.reserved_peak = self.peaks["reserved_bytes"]
         result.requested_peak = self.peaks["requested_bytes"]
+        if self.restores:
+            self._note_requested(torch)
+            result.restores = self.restores
+            result.requested = [
+                total - before for before, total in zip(self.totals, self.totals[1:])
+            ]
         self._note_counts(torch)
         result.retries = self.counts["num_alloc_retries"]
         result.caught = self.counts["num_ooms"]

@@ -19,15 +19,25 @@ def apart(one: int, other: int) -> bool:
     return high - low > max(ROUNDING, low * SHARE)
 
 
-def _same_peak(one: Result, other: Result) -> bool:
+def _same_work(one: Result, other: Result) -> bool:
     """Whether two runs had the same peak, by one measure at least. Requested bytes leave out what
     an allocator adds to a block (torch's default does not split off every remainder), but torch
     counts a block that other streams use until their work is done. cudaMallocAsync counts live
-    bytes only, without rounding."""
+    bytes only, without rounding.
+
+    If torch restored the state of a graphs' pool, the peak may be what is live meanwhile: each
+    allocator makes blocks anew in its own way. Then what each step requested decides."""
     if not apart(one.allocated_peak, other.allocated_peak):
         return True
-    return not apart(
+    if not apart(
         one.requested_peak or one.allocated_peak, other.requested_peak or other.allocated_peak
+    ):
+        return True
+    if not one.restores or one.restores != other.restores:
+        return False
+    # Equal numbers of restores and of steps part the runs alike.
+    return len(one.requested) == len(other.requested) and not any(
+        apart(*amounts) for amounts in zip(one.requested, other.requested)
     )
 
 
@@ -41,7 +51,7 @@ def differences(rows: Sequence[tuple[str, Sequence[Result]]]) -> list[str]:
     ]
     every = [result for _, results in done for result in results]
     found = []
-    if not all(_same_peak(*two) for two in combinations(every, 2)):
+    if not all(_same_work(*two) for two in combinations(every, 2)):
         peaks = [
             (name, sorted({result.allocated_peak for result in results}))
             for name, results in done
