@@ -437,7 +437,8 @@ def test_a_device_that_is_too_small_is_out_of_memory_for_every_allocator(tmp_pat
         PHANTOM_MEMORY="256MiB",
     )
     assert ran.returncode == 4, ran.stdout + ran.stderr
-    assert ran.stdout.count("OUT OF MEMORY: OutOfMemoryError: ") == len(ALLOCATORS)
+    assert ran.stdout.count("OUT OF MEMORY\n") == len(ALLOCATORS)
+    assert ran.stdout.count("out of memory: OutOfMemoryError: ") == len(ALLOCATORS)
 
 
 @pytest.mark.parametrize(

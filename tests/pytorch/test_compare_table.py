@@ -1,17 +1,19 @@
 """`gruyere compare` says first who holds least and why, is fair where a run did not complete, and
 no wider than a terminal."""
 
+import json
 import sys
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from gruyere._bench import machine, parts, table, work
+from gruyere._bench import compare, machine, parts, table, work
 from gruyere._bench.compare import Program, Report, Row
 from gruyere._bench.measure import COMPLETED, FAILED, OUT_OF_MEMORY, Result
 
 MIB, GIB = 1 << 20, 1 << 30
+FACTS = {"device": "stand-in GPU", "stand_in": True}
 # torch's sentence, as one line.
 LONG = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of " + "x" * 900
 
@@ -234,6 +236,66 @@ def test_on_the_stand_in_the_last_line_says_on_which():
 def test_a_failure_on_the_stand_in_may_come_from_an_invented_value(gruyere, on_gpu, told):
     text = said(76.5, 64.5, gruyere, on_gpu).replace("\n", " ")
     assert ("invents what a program reads from the device" in text) == told
+
+
+def a_row(allocator, conf="", outcome=COMPLETED):
+    if outcome != COMPLETED:
+        return Row(allocator, conf, outcome, LONG)
+    return Row(
+        allocator, conf, allocated_peak=700 * MIB, physical_peak=754 * MIB, hold_ratio=1.077,
+        fit_bytes=740 * MIB, fit_ratio=1.057, host_ns_a_step=1234.5e6, host_ratio=1.02,
+        step_ns=1234.5e6,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("conf", ["", "slack:0.1%"])
+@pytest.mark.parametrize("outcome", [COMPLETED, FAILED])
+def test_the_wide_table_fits_80_columns_too(monkeypatch, on_gpu, conf, outcome):
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = [a_row("default"), a_row("async", outcome=outcome), a_row("gruyere")]
+    rows += [a_row("gruyere", conf)] if conf else []
+    programs = [Program("imagenet_resnet.py", [], 700 * MIB, rows), Program("small", [], 0, rows)]
+    facts = {"device": "NVIDIA H100 80GB HBM3", "stand_in": not on_gpu}
+    text = table.draw(Report(facts, {"fit": True, "runs": 2}, programs, 1.0))
+    lines = [line for line in text.splitlines() if "x" * 80 not in line]
+    assert max(map(len, lines)) <= 80, text
+    # A row that failed says so in the table, and why below it, up to a length.
+    reason = "imagenet_resnet.py, async: failed: CUDA out of memory. Tried"
+    assert (reason in text) == (outcome == FAILED)
+    assert len([line for line in lines if line.endswith("FAILED")]) == 2 * (outcome == FAILED)
+    assert max(map(len, text.splitlines())) < 250
+    # With room each program is beside its rows.
+    monkeypatch.setenv("COLUMNS", "140")
+    wide = table.draw(Report(facts, {"fit": True, "runs": 2}, programs, 1.0))
+    assert "imagenet_resnet.py  default" in wide and "imagenet_resnet.py  default" not in text
+    words = [set(drawn.replace("─", " ").split()) for drawn in (text, wide)]
+    assert words[0] - {"+"} == words[1], "no word and no figure is lost"
+
+
+def test_the_settings_of_gruyeres_row_are_in_its_name_in_a_sentence():
+    assert table.called(a_row("gruyere", "slack:0.1%")) == "Gruyère slack:0.1%"
+    assert table.called(a_row("gruyere")) == "Gruyère"
+    assert table.called(a_row("default")) == "torch default"
+
+
+def contenders(monkeypatch, conf):
+    """The rows of `gruyere compare` in an environment with this GRUYERE_CONF."""
+    found = []
+    monkeypatch.setattr(compare, "_end", lambda request, command: found.append(request))
+    monkeypatch.setattr("gruyere._native.conf.check", lambda _: None)
+    monkeypatch.setenv("GRUYERE_CONF", conf)
+    compare.compare(json.dumps({"script": __file__, "arguments": []}))
+    return [one.name for one in compare.checked(found[0], compare.COMPARE)]
+
+
+def test_what_is_advised_can_be_tried_with_the_same_command(monkeypatch):
+    assert contenders(monkeypatch, "") == ["default", "expandable", "gruyere"]
+    assert contenders(monkeypatch, "slack:0.1%")[2:] == ["gruyere slack:0.1%"]
+    rows = [a_row("default"), a_row("expandable"), a_row("gruyere", "slack:0.1%")]
+    text = table.markdown(Report(FACTS, {}, [Program("train.py", [], 700 * MIB, rows)], 1.0))
+    assert "Gruyère's row has the settings of GRUYERE_CONF here: slack:0.1%." in text
+    assert "| **Gruyère**      |" in text
 
 
 @pytest.mark.parametrize("part", list(parts.REASONS))

@@ -121,9 +121,7 @@ class Report:
 
 
 # `gruyere compare` is a short form of `bench --torch`, with these arguments.
-_OF_COMPARE = {
-    "allocators": ["default", "expandable", "gruyere"], "conf": [], "no_fit": True, "runs": 1
-}  # fmt: skip
+_OF_COMPARE = {"allocators": ["default", "expandable", "gruyere"], "no_fit": True, "runs": 1}
 
 
 def bench(text: str) -> None:
@@ -145,9 +143,12 @@ def compare(text: str) -> None:
     script, module = asked.get("script"), asked.get("module")
     # A file of the user, even if it has the name of a built-in program.
     script = f"./{script}" if script in PROGRAMS else script
+    # What the advice of one comparison sets counts in the next.
+    conf = os.environ.get("GRUYERE_CONF", "").strip()
     _end({
         **asked, **_OF_COMPARE, "program": [script] if script is not None else [],
         "module": [module] if module is not None else [],
+        "conf": [conf] if conf else [],
     }, COMPARE)  # fmt: skip
 
 
@@ -197,11 +198,15 @@ def checked(request: dict[str, Any], command: str) -> list[Contender]:
             check(conf)
     contenders = []
     for name in dict.fromkeys(request["allocators"]):
-        contenders += [
-            Contender(name, conf)
-            for conf in (["", *request["conf"]] if name == "gruyere" else [""])
-        ]
+        confs = _confs(request, command) if name == "gruyere" else [""]
+        contenders += [Contender(name, conf) for conf in confs]
     return contenders
+
+
+def _confs(request: dict[str, Any], command: str) -> list[str]:
+    """The settings of Gruyère's rows. In `compare` it has one row only."""
+    confs: list[str] = request["conf"]
+    return confs or [""] if command == COMPARE else ["", *confs]
 
 
 class Comparison:
@@ -250,8 +255,8 @@ class Comparison:
         are_shown = self.command == COMPARE and sys.stdout.isatty()
         for program in report.programs:
             if not program.comparable and not are_shown:
-                different = table.different(program)
-                print(f"gruyere {self.command}: {program.name}: {different}", file=sys.stderr)
+                different = f"{program.name}: {table.different(program)}"
+                print(table.wrapped(f"gruyere {self.command}: {different}"), file=sys.stderr)
             for row in program.rows:
                 if row.outcome != COMPLETED and not are_shown:
                     print(

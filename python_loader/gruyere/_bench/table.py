@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import textwrap
 from typing import TYPE_CHECKING, Optional
@@ -29,29 +30,67 @@ def draw(report: Report) -> str:
     heads += ["smallest device", "fit"] if report.settings["fit"] else []
     heads += ["host a step", "of default"] + (["a step"] if on_gpu else [])
     lines: list[list[str]] = []
+    failed: list[str] = []
     for program in report.programs:
         for row in program.rows:
             lines.append(_cells(program, row, report.settings["fit"], on_gpu))
-    widths = [
-        max(len(line[column]) for line in [heads, *lines] if column < len(line))
-        for column in range(len(heads))
-    ]
-    rule = "─" * (sum(widths) + 2 * len(widths) - 2)
+            if row.outcome != COMPLETED:
+                failed.append(wrapped(f"{program.name}, {_failure(row)}"))
     text = [_head(report), ""]
     for program in report.programs:
         if not program.comparable:
             text += [wrapped(f"{program.name}: {different(program)}"), ""]
-    text += [_line(heads, widths), rule]
+    rows = _fitting(heads, lines)
+    rule = "─" * max(map(len, rows))
+    top = 1 if rows[0].startswith("program") else 2
+    text += [*rows[:top], rule, *rows[top:], rule]
+    return "\n".join([*text, *failed, *_notes(report, on_gpu)]) + "\n"
+
+
+def _fitting(heads: list[str], lines: list[list[str]]) -> list[str]:
+    """The table in the first form that fits the terminal: as it is; with each program on a line
+    above its rows and heads of two lines; with less room between the columns as well."""
+    # A file has no width, and COLUMNS counts for it too.
+    width = shutil.get_terminal_size((100, 24)).columns
+    rows = _aligned([heads], lines, 2)
+    if max(map(len, rows)) <= width:
+        return rows
+    parted = [head.rpartition(" ") for head in heads[1:]]
+    double = [[above for above, _, _ in parted], [below for _, _, below in parted]]
+    # Settings stand below the allocator that has them.
+    lines = [[line[0], line[1].replace("gruyere ", "+ "), *line[2:]] for line in lines]
+    for gap in (2, 1):
+        rows = _aligned([["", *of] for of in double], lines, gap, is_apart=True)
+        if max(map(len, rows)) <= width:
+            break
+    return rows
+
+
+def _aligned(
+    heads: list[list[str]], lines: list[list[str]], gap: int, is_apart: bool = False
+) -> list[str]:
+    """The rows of the table, with an empty line between two programs. `is_apart`: the first column,
+    the program, is a line of its own."""
+    first = 1 if is_apart else 0
+    # The outcome of a row without figures extends to the end of the line.
+    cells = [*heads, *(line if len(line) == len(heads[0]) else line[:-1] for line in lines)]
+    widths = [
+        max((len(line[column]) for line in cells if column < len(line)), default=0)
+        for column in range(first, len(heads[0]))
+    ]
+    text = [_line(head[first:], widths, gap, 2 - first) for head in heads]
     for number, line in enumerate(lines):
         if line[0] and number:
             text.append("")
-        text.append(_line(line, widths))
-    return "\n".join([*text, rule, *_notes(report, on_gpu)]) + "\n"
+        if line[0] and is_apart:
+            text.append(line[0])
+        text.append(_line(line[first:], widths, gap, 2 - first))
+    return text
 
 
 # The width of text around the Markdown table.
 _WIDTH = 80
-# The most characters of a reason below the Markdown table.
+# The most characters of a reason below a table.
 _REASON = 200
 
 
@@ -75,7 +114,12 @@ def markdown(report: Report) -> str:
         failed = [wrapped(_failure(row)) for row in program.rows if row.outcome != COMPLETED]
         beside = [wrapped(line) for line in _beside(program.rows)] if on_gpu else []
         ignored = [wrapped(line) for line in _ignored(program)]
-        below = [*failed, *beside, *ignored]
+        set_to = [
+            wrapped(f"Gruyère's row has the settings of GRUYERE_CONF here: {row.conf}.")
+            for row in program.rows
+            if row.conf
+        ]
+        below = [*failed, *beside, *set_to, *ignored]
         text += ["", *below] if below or not on_gpu else []
     if not on_gpu:
         if any(row.outcome != COMPLETED for program in report.programs for row in program.rows):
@@ -135,12 +179,12 @@ def wrapped(text: str) -> str:
 
 def called(row: Row) -> str:
     """The row's name in a sentence."""
-    return _titled(row).strip("*")
+    return f"{_titled(row).strip('*')} {row.conf}".strip()
 
 
 def _titled(row: Row) -> str:
-    """The row's name in the table."""
-    return " ".join([_NAMES.get(row.allocator, row.allocator), row.conf]).strip()
+    """The row's name in the Markdown table, without its settings, which may be long."""
+    return _NAMES.get(row.allocator, row.allocator)
 
 
 def _failure(row: Row) -> str:
@@ -236,7 +280,7 @@ def _cells(program: Program, row: Row, fit: bool, on_gpu: bool) -> list[str]:
         return [
             *named,
             size(program.peak_live) if first and program.peak_live else "",
-            f"{row.outcome.upper()}: {row.reason}",
+            row.outcome.upper(),
         ]
     cells = [
         *named,
@@ -250,16 +294,16 @@ def _cells(program: Program, row: Row, fit: bool, on_gpu: bool) -> list[str]:
     return cells + ([_time(row.step_ns)] if on_gpu else [])
 
 
-def _line(cells: list[str], widths: list[int]) -> str:
-    # A reason extends to the end of the line.
+def _line(cells: list[str], widths: list[int], gap: int, left: int) -> str:
+    """A row of cells, `gap` blanks apart; the first `left` ones and an outcome are left-aligned."""
     ended = len(cells) < len(widths)
     parts = [
         cell.ljust(width)
-        if column < 2 or (ended and column == len(cells) - 1)
+        if column < left or (ended and column == len(cells) - 1)
         else cell.rjust(width)
         for column, (cell, width) in enumerate(zip(cells, widths))
     ]
-    return "  ".join(parts).rstrip()
+    return (" " * gap).join(parts).rstrip()
 
 
 def _ratio(number: Optional[float], digits: int) -> str:
