@@ -2,7 +2,7 @@
 
 use super::attempts;
 use super::evidence::{Evidence, Refused, is_persistent};
-use super::parts::Parts;
+use super::parts::{self, Parts};
 use super::pile;
 use super::words::bytes;
 use super::{Cause, Finding};
@@ -18,7 +18,7 @@ const MORE: u64 = 125;
 /// of a failed attempt, is the first to go, if the request would then have fitted.
 const LEAST_SHARE: u64 = 20;
 /// From this number on, several forwards may wait for one backward.
-const SEVERAL: usize = 3;
+pub const SEVERAL: usize = 3;
 /// From this number of blocks on, a line fills a buffer.
 const BUFFERED: u64 = 4;
 
@@ -156,6 +156,11 @@ const BUFFER: &[&str] = &[
      shorter length.",
 ];
 
+const FOREACH: &[&str] =
+    &["To do: the optimiser's step has no room for its temporaries, of all weights at once: with \
+     `foreach=False` it has them of one weight at a time, with `fused=True` (Adam, AdamW, SGD, \
+     Adagrad) none. Else fewer or smaller states, or freeze or shard weights (FSDP, ZeRO)."];
+
 /// The line outside of modules, no part of the training, with most of live memory in many blocks,
 /// or in a program that trains nothing with much of it: batches and weights fetched ahead, queues,
 /// buffers.
@@ -195,6 +200,9 @@ fn advice(
     }
     if has_untrained {
         return UNTRAINED;
+    }
+    if parts::is_refused_to_foreach(evidence) {
+        return FOREACH;
     }
     let is_several = parts.activations > live / 2 && pile::forwards_at_once(evidence) >= SEVERAL;
     match larger {

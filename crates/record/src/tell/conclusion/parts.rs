@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::callers::caller;
 use super::evidence::{Evidence, is_persistent};
-use super::full::LEAST_STEPS;
+use super::full::{LEAST_STEPS, SEVERAL};
 use super::pile;
 use super::words::{bytes, percent};
 use crate::BlockEntry;
@@ -20,6 +20,9 @@ const ACTIVATIONS: &str = "activations of the forward";
 /// Ends of the files of the functions that load tensors from files.
 const LOADERS: [&str; 2] = ["torch/serialization.py", "safetensors/torch.py"];
 
+/// The folder of torch's optimisers.
+const OPTIMIZERS: &str = "/torch/optim/";
+
 /// Whether a site is within a function that loads tensors from a file.
 fn is_loaded(site: &Site) -> bool {
     let is_loader = |frame: &Frame| LOADERS.iter().any(|loader| frame.file.ends_with(loader));
@@ -33,12 +36,37 @@ fn is_of_buckets(site: &Site) -> bool {
         .is_some_and(|frame| frame.file.ends_with("torch/nn/parallel/distributed.py"))
 }
 
+/// Whether a function of torch's optimiser steps all weights at once (`foreach`).
+fn is_foreach(frame: &Frame) -> bool {
+    frame.file.contains(OPTIMIZERS) && frame.function.contains("_multi_tensor_")
+}
+
+/// The sites of temporaries of an optimiser's step. What makes its states in `_init_group`, as Adam
+/// does, makes none in the function that steps; others do (SGD its momenta).
+fn temporaries(evidence: &Evidence<'_>) -> HashSet<SiteId> {
+    let frames = evidence.sites.iter().flat_map(|(_, site)| &site.frames);
+    let makes_states =
+        |frame: &&Frame| frame.file.contains(OPTIMIZERS) && frame.function.ends_with("_init_group");
+    let files: HashSet<&str> = frames.filter(makes_states).map(|frame| &*frame.file).collect();
+    let is_one = |frame: &Frame| is_foreach(frame) && files.contains(&*frame.file);
+    let sites = evidence.sites.iter().filter(|(_, site)| site.frames.iter().any(is_one));
+    sites.map(|(id, _)| id).collect()
+}
+
+/// Whether a request was refused in such a function.
+pub fn is_refused_to_foreach(evidence: &Evidence<'_>) -> bool {
+    let refused = evidence.refused.as_ref().and_then(|refused| evidence.sites.get(refused.site));
+    refused.is_some_and(|site| site.frames.iter().any(is_foreach))
+}
+
 /// Live memory by purpose.
 #[derive(Default)]
 pub struct Parts<'a> {
     pub weights: u64,
     pub gradients: u64,
     pub states: u64,
+    /// Temporaries of the optimiser's step, of all weights at once (`foreach`).
+    pub temporaries: u64,
     pub activations: u64,
     pub without_gradients: u64,
     outside: u64,
@@ -66,9 +94,11 @@ impl<'a> Parts<'a> {
         let is_state = |block: &BlockEntry| {
             trains && is_loaded(block) && is_persistent(block) && weights.contains(&block.size)
         };
+        let temporaries = temporaries(evidence);
         let mut parts = Parts::default();
         for (block, site) in live() {
             let part = match site.phase {
+                Phase::Optimizer if temporaries.contains(&block.site) => &mut parts.temporaries,
                 Phase::Optimizer => &mut parts.states,
                 _ if is_state(block) => &mut parts.states,
                 _ if is_persistent(block) => &mut parts.weights,
@@ -103,6 +133,7 @@ impl<'a> Parts<'a> {
             ("weights", self.weights),
             ("made in the backward", self.gradients),
             ("states of the optimiser", self.states),
+            ("temporaries of the optimiser's step", self.temporaries),
             (
                 "buckets of DistributedDataParallel (gradient_as_bucket_view=True saves them)",
                 self.buckets,
@@ -130,10 +161,12 @@ impl<'a> Parts<'a> {
         if evidence.state.training.backward_lines.is_empty() || evidence.now < LEAST_STEPS {
             return None;
         }
+        // Of several, all but the last are over.
+        let is_several = pile::forwards_at_once(evidence) >= SEVERAL;
         let mut by_line: HashMap<&Frame, u64> = HashMap::new();
         for (lines, bytes) in &self.called {
-            let is_it =
-                |line: &&&Frame| evidence.is_untrained(line) && !pile::is_under_way(evidence, line);
+            let is_over = |line: &Frame| is_several || !pile::is_under_way(evidence, line);
+            let is_it = |line: &&&Frame| evidence.is_untrained(line) && is_over(line);
             if let Some(line) = lines.first().filter(is_it) {
                 *by_line.entry(line).or_default() += bytes;
             }

@@ -185,3 +185,36 @@ fn a_refused_workspace_within_a_forward_is_no_attempt() {
     let said = unfolded(&made.concludes());
     assert!(!said.contains("ran out of memory before"), "{said}");
 }
+
+/// A training with two weights of 1 GiB, whose optimiser made two states of each in `states`, and
+/// is refused in `steps` with 1 GiB of temporaries.
+fn stepping(file: &str, states: &str, steps: &str) -> String {
+    let file = format!("/venv/lib/python3.12/site-packages/torch/optim/{file}.py");
+    let mut made = Made::at(5);
+    let weights = made.line(12, "main");
+    (0..2).for_each(|_| made.block(weights, 0, GIB));
+    made.blocks.iter_mut().for_each(|block| block.3 = 3);
+    let of = |line, name: &str| [frame(&file, line, name), frame("/home/me/train.py", 22, "main")];
+    let state = made.site(&of(150, states), "", Phase::Optimizer);
+    (0..4).for_each(|_| made.block(state, 0, GIB));
+    let temporary = made.site(&of(700, steps), "", Phase::Optimizer);
+    made.block(temporary, 5, GIB);
+    made.trains(&[("main", 20)]);
+    made.lows(|_| 7 * GIB);
+    made.device.total_bytes = 7 * GIB + MIB;
+    made.refused(64 * MIB, 0, temporary);
+    unfolded(&made.concludes())
+}
+
+#[test]
+fn temporaries_of_a_step_of_all_weights_at_once_are_no_states_and_have_a_remedy() {
+    let adam = stepping("adam", "Adam._init_group", "_multi_tensor_adam");
+    assert!(adam.contains("57% states of the optimiser (4 GiB)"), "{adam}");
+    assert!(adam.contains("14% temporaries of the optimiser's step (1 GiB)"), "{adam}");
+    assert!(adam.contains("`foreach=False`"), "{adam}");
+    // SGD makes its momenta in the function that steps.
+    let sgd = stepping("sgd", "_multi_tensor_sgd", "_multi_tensor_sgd");
+    assert!(sgd.contains("71% states of the optimiser (5 GiB)"), "{sgd}");
+    let one = stepping("adam", "Adam._init_group", "_single_tensor_adam");
+    assert!(!one.contains("foreach") && !one.contains("temporaries"), "{one}");
+}
