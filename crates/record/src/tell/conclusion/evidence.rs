@@ -1,5 +1,6 @@
 //! The evidence about a device at the end, for the causes.
 
+use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
 
 use crate::dump::state::{BlockKind, DeviceState, Event, State, Stretch, Training, last_refused};
@@ -14,6 +15,8 @@ use super::words::{Names, bytes};
 
 /// Growth since one of so many first steps is no full queue: nothing has left it yet.
 const FIRST_STEPS: u64 = 2;
+/// Blocks up to this size lie in slabs.
+const LARGEST_SMALL: u64 = 16 << 10;
 
 /// A refused request.
 pub struct Refused {
@@ -160,16 +163,25 @@ impl<'a> Evidence<'a> {
         self.device.timeline.iter().filter(move |stretch| steps.contains(&stretch.step))
     }
 
-    /// Whether about as much was live before and went, without a mark of a step: `pile` bytes of
-    /// what is live came since. What is kept never goes; what requests under way hold does.
-    pub fn came_and_went(&self, pile: u64) -> bool {
-        let live = self.live_bytes();
+    /// Whether about as much as this pile was live before and went, without a mark of a step. What
+    /// is kept never goes; what requests under way hold does.
+    pub fn came_and_went(&self, pile: &[&BlockEntry]) -> bool {
+        let (live, turned) = (self.live_bytes(), Turned::of(self, pile));
+        let goes = turned.bytes / 4 * 3;
         let mut has_been = false;
-        self.device.timeline.iter().any(|one| {
-            let has_gone = has_been && one.live_low_bytes.saturating_add(pile / 4 * 3) <= live;
-            has_been |= one.live_high_bytes >= live - live / 5;
-            has_gone
-        })
+        turned.went
+            || self.device.timeline.iter().any(|one| {
+                let has_gone = has_been && one.live_low_bytes.saturating_add(goes) <= live;
+                has_been |= turned.is_before(one) && one.live_high_bytes >= live - live / 5;
+                has_gone
+            })
+    }
+
+    /// Whether about as much as this pile was live in one of the steps up to `last`.
+    pub fn was_in_a_step(&self, last: u64, pile: &[&BlockEntry]) -> bool {
+        let (live, turned) = (self.live_bytes(), Turned::of(self, pile));
+        let is_as_high = |one: &Stretch| one.live_high_bytes >= live - live / 5;
+        turned.went || self.stretches(1..=last).any(|one| turned.is_before(one) && is_as_high(one))
     }
 
     /// The rise of live memory from step `since` to the end, by its lows between steps, or by its
@@ -265,6 +277,81 @@ impl<'a> Evidence<'a> {
         let slack = slack.and_then(|slack| slack.trim().parse::<Size>().ok());
         let is_loose = slack.is_none_or(|slack| slack.resolve(self.device.live_peak_bytes) > 0);
         is_stitched && is_loose && self.device.held.whole_pages_bytes >= asked
+    }
+}
+
+/// What the events know about earlier piles like one that is live now.
+///
+/// The timeline cannot tell a forward's temporaries, which come and go while results pile up, from
+/// an earlier pile. The events can, by the sizes.
+struct Turned {
+    /// Bytes of the pile.
+    bytes: u64,
+    /// Whether blocks of the pile's sizes have come and gone, three quarters of its bytes at once.
+    went: bool,
+    /// The time from which on the events have all blocks of these sizes. `u64::MAX`: they lack most
+    /// of the pile, or it has small blocks, of which only the latest events are kept.
+    since_nanoseconds: u64,
+}
+
+impl Turned {
+    fn of(evidence: &Evidence<'_>, pile: &[&BlockEntry]) -> Self {
+        let sizes = || pile.iter().map(|block| block.size);
+        let bytes = sizes().fold(0, u64::saturating_add);
+        let alike = sizes().min().unwrap_or(0)..=sizes().max().unwrap_or(0);
+        let mut turned = Self { bytes, went: false, since_nanoseconds: u64::MAX };
+        if *alike.start() <= LARGEST_SMALL {
+            return turned;
+        }
+        let goes = i64::try_from(bytes / 4 * 3).unwrap_or(i64::MAX);
+        let events = &evidence.state.events;
+        let is_large = |event: &&Event| {
+            u32::from(event.device) == evidence.device.device && event.size > LARGEST_SMALL
+        };
+        let large = || events.entries.iter().filter(is_large);
+        let mut since = match events.earlier {
+            0 => 0,
+            _ => large().next().map_or(u64::MAX, |event| event.time_nanoseconds),
+        };
+        let mut live: HashMap<u64, u64> =
+            evidence.live.iter().map(|block| (block.address, block.size)).collect();
+        let mut unseen: HashSet<u64> = pile.iter().map(|block| block.address).collect();
+        // Backwards, by how much more of these sizes was live than at the end. An event of a malloc
+        // has the bytes asked for, that of a free the block's.
+        let (mut more, mut least, mut freed) = (0i64, 0i64, HashMap::new());
+        for event in large().rev() {
+            let (is_free, is_malloc) = (event.is(EventKind::Free), event.is(EventKind::Malloc));
+            let size = match (is_free, is_malloc) {
+                (true, _) if freed.insert(event.address, event.size).is_none() => Some(event.size),
+                (_, true) => {
+                    unseen.remove(&event.address);
+                    freed.remove(&event.address).or_else(|| live.remove(&event.address))
+                }
+                (true, _) => None,
+                _ => continue,
+            };
+            // An overwritten ring has gaps.
+            let Some(size) = size else {
+                since = event.time_nanoseconds;
+                break;
+            };
+            if alike.contains(&size) {
+                let size = i64::try_from(size).unwrap_or(i64::MAX);
+                more = more.saturating_add(if is_free { size } else { -size });
+                least = least.min(more);
+                turned.went |= more.saturating_sub(least) >= goes;
+            }
+        }
+        match unseen.len() > pile.len() / 2 {
+            true => turned.went = false,
+            false => turned.since_nanoseconds = since,
+        }
+        turned
+    }
+
+    /// Whether a stretch of the timeline is older than what the events know.
+    fn is_before(&self, stretch: &Stretch) -> bool {
+        stretch.time_nanoseconds < self.since_nanoseconds
     }
 }
 

@@ -10,6 +10,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::callers::{caller, is_input, own};
 use super::evidence::{Evidence, is_persistent};
+use super::full::LEAST_STEPS;
 use super::growth::place;
 use super::unmarked;
 use super::words::of;
@@ -57,11 +58,11 @@ pub fn find(evidence: &Evidence<'_>) -> Option<Finding> {
 
 /// The blocks of the running step, or of one just over, at sites that `are_meant`. Blocks kept by
 /// CUDA graphs are left to that cause.
-fn stacks<'a>(evidence: &'a Evidence<'_>, are_meant: impl Fn(&Site) -> bool) -> Stacks<'a> {
+fn stacks<'a>(evidence: &'a Evidence<'_>, are_meant: impl Fn(SiteId, &Site) -> bool) -> Stacks<'a> {
     let young = evidence.now.saturating_sub(1);
     let mut stacks = Stacks::new();
     for block in evidence.live.iter().filter(|block| block.step >= young && block.capture == 0) {
-        if evidence.sites.get(block.site).is_some_and(&are_meant) {
+        if evidence.sites.get(block.site).is_some_and(|site| are_meant(block.site, site)) {
             stacks.entry(block.site).or_default().push(block);
         }
     }
@@ -74,9 +75,10 @@ fn size(blocks: &[&BlockEntry]) -> u64 {
 
 /// Its bytes, unless few or usual.
 fn much(evidence: &Evidence<'_>, stacks: &Stacks<'_>) -> Option<u64> {
-    let whole: u64 = stacks.values().map(|blocks| size(blocks)).sum();
+    let blocks: Vec<&BlockEntry> = stacks.values().flatten().copied().collect();
+    let whole = size(&blocks);
     let is_much = whole > 0 && whole >= evidence.live_bytes() / LEAST_SHARE;
-    (is_much && !is_usual(evidence, whole)).then_some(whole)
+    (is_much && !is_usual(evidence, &blocks)).then_some(whole)
 }
 
 /// Whether a site belongs to a forward with gradients.
@@ -90,7 +92,7 @@ fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
     let is_untrained = |site: &Site| {
         site.frames.iter().any(|frame| frame.is_own() && evidence.is_untrained(frame))
     };
-    let stacks = stacks(evidence, |site| keeps_graph(site) && is_untrained(site));
+    let stacks = stacks(evidence, |_, site| keeps_graph(site) && is_untrained(site));
     let whole = much(evidence, &stacks)?;
     let sites: Vec<&Site> =
         main_sites(&stacks, whole).iter().filter_map(|&id| evidence.sites.get(id)).collect();
@@ -134,7 +136,7 @@ fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
 /// The most blocks of one site and size that the function which called the model in `frame` made in
 /// the running step: inputs of forwards, if there are many.
 fn inputs(evidence: &Evidence<'_>, frame: &Frame, forwards: &[&Site]) -> usize {
-    let stacks = stacks(evidence, |site| is_input(site, frame, forwards));
+    let stacks = stacks(evidence, |_, site| is_input(site, frame, forwards));
     stacks.values().map(|blocks| alike(blocks)).max().unwrap_or(0)
 }
 
@@ -179,7 +181,7 @@ fn without_input<'a, 'b>(stacks: &'b Stacks<'a>) -> impl Iterator<Item = &'b Sta
 
 /// Forwards with gradients waiting in the running step, at most.
 pub fn forwards_at_once(evidence: &Evidence<'_>) -> usize {
-    let mut stacks = stacks(evidence, keeps_graph);
+    let mut stacks = stacks(evidence, |_, site| keeps_graph(site));
     stacks.values_mut().for_each(|blocks| blocks.retain(|block| block.step == evidence.now));
     let whole = stacks.values().map(|blocks| size(blocks)).sum();
     passes(stacks.values(), whole)
@@ -201,33 +203,36 @@ fn passes<'a: 'b, 'b>(stacks: impl Iterator<Item = &'b Stack<'a>>, whole: u64) -
 
 /// Many results of one line, made without gradients: no graph keeps them, so the program does.
 fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
-    let is_result = |site: &Site| site.no_grad && site.phase != Phase::Optimizer;
+    let of_evaluations = of_evaluations(evidence);
+    let is_result = |id: SiteId, site: &Site| {
+        site.no_grad && site.phase != Phase::Optimizer || of_evaluations.contains(&id)
+    };
     let mut stacks = stacks(evidence, is_result);
     stacks.retain(|_, blocks| {
         blocks.retain(|block| !is_persistent(block));
         blocks.len() >= COLLECTED
     });
-    much(evidence, &stacks)?;
     let results: Vec<BlockEntry> = stacks.values().flatten().map(|block| **block).collect();
     // One line may have a site in each of many modules.
     let most = usage(&results, evidence.sites, By::Line, evidence.now).into_iter().next()?;
     let Usage { site, bytes: whole, blocks: count, .. } = most;
     let is_of_line = |block: &&BlockEntry| evidence.sites.are_of_one_line(site, block.site);
-    let step = results.iter().filter(is_of_line).map(|block| block.step).max()?;
+    let collected: Vec<&BlockEntry> = results.iter().filter(is_of_line).collect();
+    let step = collected.iter().map(|block| block.step).max()?;
     let is_made_before =
         evidence.sites.get(site).is_some_and(|site| site.module.is_empty()) && step == 0;
-    if is_made_before || whole < evidence.live_bytes() / LEAST_SHARE {
-        return None;
-    }
-    let collected: Vec<&BlockEntry> = results.iter().filter(is_of_line).collect();
-    if is_of_one_forward(evidence, &collected) {
+    if is_made_before
+        || whole < evidence.live_bytes() / LEAST_SHARE
+        || is_usual(evidence, &collected)
+        || is_of_one_forward(evidence, &collected)
+    {
         return None;
     }
     let place = place(evidence, site);
     let told = of(whole, evidence.live_bytes());
     if evidence.now == 0 {
         // In a server, say, each request may have left one, unless each is of a request under way.
-        if evidence.came_and_went(whole) {
+        if evidence.came_and_went(&collected) {
             return None;
         }
         return Some(Finding {
@@ -288,16 +293,42 @@ fn is_of_one_forward(evidence: &Evidence<'_>, blocks: &[&BlockEntry]) -> bool {
 }
 
 /// Whether earlier steps had as much, or all of it is old.
-fn is_usual(evidence: &Evidence<'_>, pile: u64) -> bool {
+fn is_usual(evidence: &Evidence<'_>, pile: &[&BlockEntry]) -> bool {
     let live = evidence.live_bytes();
     let timeline = &evidence.device.timeline;
     match evidence.now.checked_sub(2) {
-        // A past step had as much.
-        Some(last) => evidence
-            .stretches(1..=u64::from(last))
-            .any(|stretch| stretch.live_high_bytes >= live - live / 5),
+        Some(last) => evidence.was_in_a_step(u64::from(last), pile),
         None => timeline
             .get(timeline.len() / 2)
-            .is_some_and(|half| half.live_low_bytes.saturating_add(pile / 4) > live),
+            .is_some_and(|half| half.live_low_bytes.saturating_add(size(pile) / 4) > live),
     }
+}
+
+/// The sites of what evaluations in a training make of their outputs, outside of modules. It needs
+/// no gradients either, also after the end of `no_grad`, though torch has them on there.
+///
+/// An evaluation is a function all of whose forwards run without gradients; no backward has run
+/// through the line.
+fn of_evaluations(evidence: &Evidence<'_>) -> HashSet<SiteId> {
+    if evidence.state.training.backward_lines.is_empty() || evidence.now < LEAST_STEPS {
+        return HashSet::new();
+    }
+    let is_forward = |site: &&Site| site.phase == Phase::Forward && !site.module.is_empty();
+    let forwards = evidence.sites.iter().map(|(_, site)| site).filter(is_forward);
+    let forwards: Vec<(bool, Vec<&Frame>)> =
+        forwards.map(|site| (site.no_grad, own(site))).collect();
+    let is_of_one = |site: &Site| {
+        let Some(line) = site.line().filter(|line| evidence.is_untrained(line)) else {
+            return false;
+        };
+        let mut of_function = forwards
+            .iter()
+            .filter(|(_, frames)| frames.iter().any(|frame| frame.is_of_function_of(line)))
+            .peekable();
+        site.phase == Phase::Unknown
+            && site.module.is_empty()
+            && of_function.peek().is_some()
+            && of_function.all(|(no_grad, _)| *no_grad)
+    };
+    evidence.sites.iter().filter(|(_, site)| is_of_one(site)).map(|(id, _)| id).collect()
 }

@@ -1,6 +1,7 @@
 //! Piles within a step, and a device full of what a step needs.
 
 use super::*;
+use crate::EventKind;
 
 /// Layers called from line 20 of `function`, with so many blocks of each in step 10.
 fn piled(function: &str, counts: &[u32]) -> Made {
@@ -327,4 +328,86 @@ fn a_full_device_with_much_of_a_line_that_no_backward_has_run_through_is_advised
         let text = words(&full(trained, is_under_way).lines);
         assert!(!text.contains("No backward") && !text.contains("no_grad"), "{text}");
     }
+}
+
+/// A training whose `validate`, in step 9, has made a score of 32 MiB from each of forty outputs
+/// outside of `no_grad`; `with_graph`: another forward of it has run with gradients.
+fn validated(trained: &[(&str, u32)], with_graph: bool) -> Made {
+    let mut made = with_weights(9);
+    let output = made.module("head", 7, "validate");
+    made.sites[output.0 as usize - 1].no_grad = true;
+    made.block(output, 9, 32 * MIB);
+    let scores = made.line(22, "validate");
+    (0..40).for_each(|_| made.block(scores, 9, 32 * MIB));
+    if with_graph {
+        let layer = made.module("layers.0", 8, "validate");
+        made.block(layer, 9, 32 * MIB);
+    }
+    made.trains(trained);
+    made.lows(|_| GIB);
+    made
+}
+
+#[test]
+fn what_an_evaluation_makes_of_its_outputs_after_no_grad_is_collected() {
+    let (cause, first) = validated(&[("train", 12)], false).first();
+    assert_eq!(cause, Cause::Collected, "{first}");
+    assert!(first.starts_with("train.py:22 in validate collects 40 blocks within step 9"));
+    // A backward has run through the line, the function trains, or there was no backward yet.
+    for made in [
+        validated(&[("validate", 22)], false),
+        validated(&[("train", 12)], true),
+        validated(&[], false),
+    ] {
+        assert_eq!(made.concludes().cause, Cause::Nothing);
+    }
+}
+
+#[test]
+fn a_training_that_needs_as_much_in_each_step_does_not_hide_what_an_evaluation_collects() {
+    let collects = |has_events: bool, before: u64| {
+        let mut made = validated(&[("train", 12)], false);
+        made.device.timeline.iter_mut().for_each(|one| one.live_high_bytes = 2 * GIB);
+        let event = |kind: EventKind, address, size| Event {
+            kind: kind.name().into(),
+            address,
+            size,
+            ..Event::default()
+        };
+        let mut events = Vec::new();
+        for kind in [EventKind::Malloc, EventKind::Free] {
+            events.extend((0..40).map(|at| event(kind, (1 << 50) + at, before)));
+        }
+        let mut at = 0;
+        for block in &made.blocks {
+            events.push(event(EventKind::Malloc, at, block.0));
+            at += block.0;
+        }
+        if has_events {
+            made.state.events.entries = events;
+        }
+        made.concludes().cause
+    };
+    assert_eq!(collects(true, 16 * MIB), Cause::Collected);
+    // Each step had as many blocks of this size, or the events do not know.
+    assert_eq!(collects(true, 32 * MIB), Cause::Nothing);
+    assert_eq!(collects(false, 0), Cause::Nothing);
+}
+
+#[test]
+fn an_evaluation_of_a_few_batches_with_graphs_has_both_remedies() {
+    let full = |forwards: u32| {
+        let mut made = piled("validate", &[forwards; 12]);
+        made.trains(&[("train", 12)]);
+        made.device.total_bytes = made.device.live.all.bytes + MIB;
+        let layer = made.module("model.0", 0, "validate");
+        made.refused(32 * MIB, 0, layer);
+        unfolded(&made.concludes())
+    };
+    let few = full(5);
+    assert!(few.contains("No backward has run through train.py:20 in validate"), "{few}");
+    assert!(few.contains("if the line without a backward only evaluates"), "{few}");
+    // It may be the first forward of another loss.
+    let one = full(2);
+    assert!(!one.contains("No backward"), "{one}");
 }

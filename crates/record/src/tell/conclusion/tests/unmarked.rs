@@ -143,3 +143,77 @@ fn a_server_that_ran_out_of_memory_and_went_on_says_so() {
     made.device.gauges.insert("out_of_memories".to_owned(), 22);
     assert!(made.first().1.ends_with("; 22 times it ran out of memory, and went on"));
 }
+
+/// Thirty weights of 64 MiB; then forty batches, each of which works, leaves a block of 1 KiB in a
+/// slab of the weights', and features of 32 MiB if there are any. `before`: sizes that came and
+/// went before the batches; `temporary`: what does in each.
+fn batches(has_features: bool, before: &[u64], temporary: u64) -> Conclusion {
+    let mut made = Made::at(0);
+    let (weights, features) = (made.line(4, "main"), made.line(9, "main"));
+    made.sites[features.0 as usize - 1].no_grad = true;
+    made.sites[features.0 as usize - 1].module = "model".into();
+    let (mut at, mut events, mut lows) = (0, Vec::new(), Vec::new());
+    let event = |kind: EventKind, address, size| Event {
+        kind: kind.name().into(),
+        address,
+        size,
+        ..Event::default()
+    };
+    let mut keep = |made: &mut Made, events: &mut Vec<Event>, site, bytes| {
+        made.block(site, 0, bytes);
+        events.push(event(EventKind::Malloc, at, bytes));
+        at += bytes;
+    };
+    let free = 1 << 50;
+    (0..30).for_each(|_| keep(&mut made, &mut events, weights, 64 * MIB));
+    for kind in [EventKind::Malloc, EventKind::Free] {
+        let sizes = (free..).zip(before);
+        events.extend(sizes.map(|(address, &size)| event(kind, address, size)));
+    }
+    lows.push((made.device.live.all.bytes, temporary + before.iter().sum::<u64>()));
+    for _ in 0..40 {
+        for size in [vec![KIB; 10], vec![temporary]].concat() {
+            events.push(event(EventKind::Malloc, free, size));
+            events.push(event(EventKind::Free, free, size));
+        }
+        lows.push((made.device.live.all.bytes, temporary));
+        keep(&mut made, &mut events, weights, KIB);
+        if has_features {
+            keep(&mut made, &mut events, features, 32 * MIB);
+        }
+    }
+    for (number, event) in (1..).zip(&mut events) {
+        event.time_nanoseconds = number;
+    }
+    let last = events.len() as u64;
+    let stretches = lows.len() as u64;
+    let stretch = |(number, (low, more)): (u64, (u64, u64))| Stretch {
+        time_nanoseconds: 30 + (last - 30) * number / stretches,
+        live_low_bytes: low,
+        live_high_bytes: low + more,
+        ..Stretch::default()
+    };
+    made.device.timeline = (1..).zip(lows).map(stretch).collect();
+    made.state.events.entries = events;
+    made.concludes()
+}
+
+const KIB: u64 = 1 << 10;
+
+#[test]
+fn small_results_in_the_slabs_of_weights_are_no_growth_of_the_line_that_made_the_weights() {
+    let grows = batches(true, &[], MIB);
+    assert_eq!(grows.cause, Cause::Leak, "{grows:?}");
+    assert!(grows.lines[0].starts_with("train.py:9 in main keeps 40 blocks"), "{grows:?}");
+    let level = batches(false, &[], MIB);
+    assert_eq!(level.cause, Cause::Nothing, "{level:?}");
+}
+
+#[test]
+fn temporaries_of_each_forward_are_no_earlier_pile_and_as_many_blocks_of_the_kept_size_are() {
+    let grows = batches(true, &[], 1100 * MIB);
+    assert_eq!(grows.cause, Cause::Leak, "{grows:?}");
+    assert!(grows.lines[0].starts_with("train.py:9 in main keeps 40 blocks"), "{grows:?}");
+    let again = batches(true, &[32 * MIB; 34], 0);
+    assert_eq!(again.cause, Cause::Nothing, "{again:?}");
+}
