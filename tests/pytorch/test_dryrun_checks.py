@@ -124,7 +124,8 @@ def test_conditions_on_what_the_host_has_copied_are_computed(tmp_path):
 
 @pytest.mark.thorough
 def test_what_a_kernel_may_have_written_is_not_known(tmp_path):
-    (tmp_path / "train.py").write_text(COPIED.replace("WRITTEN", "ones[0, 0] = torch.empty((), device='cuda')"))
+    written = "ones[0, 0] = torch.empty((), device='cuda')"
+    (tmp_path / "train.py").write_text(COPIED.replace("WRITTEN", written))
     ran = dryrun(tmp_path, "--alloc", "torch", "--json", "train.py")
     document = json.loads(ran.stdout)
     assert document["trust"]["requests"] and document["peak"]["bytes"] > 256 << 20

@@ -1,7 +1,7 @@
-"""What the host knows of tensors on the device: values that it has copied there, constants that were
-made there, and what is computed from such values alone. The kernels that would compute it do nothing
-on the stand-in, so the host computes it and writes it into the stand-in's memory, as they would
-have. Whoever reads it there, torch's C++ included, reads what a GPU would give.
+"""What the host knows of tensors on the device: values that it has copied there, constants that
+were made there, and what is computed from such values alone. The kernels that would compute it do
+nothing on the stand-in, so the host computes it and writes it into the stand-in's memory, as they
+would have. Whoever reads it there, torch's C++ included, reads what a GPU would give.
 
 The stand-in knows which of its memory the host has written, until the memory is another tensor's.
 What kernels write is unknown there: a tensor is known while its version is that at which all that
@@ -29,13 +29,13 @@ KNOWN = "values that the host has copied to the device, or that follow from such
 # The largest tensor that is computed: tokens of 64 rows of 8,192, the anchors of a detector. It
 # takes the host a millisecond or two.
 _MOST = 4 << 20
-# The largest tensor of floats that is copied from the host, or made of a constant: above are images,
-# weights, and states of optimisers. As much of any type is copied on the stand-in.
+# The largest tensor of floats that is copied from the host, or made of a constant: above are
+# images, weights, and states of optimisers. As much of any type is copied on the stand-in.
 _SMALL = 64 << 10
 
 # Functions whose result is that of the same function on the host. None draws random numbers, and
-# none has rounding of its own (exp, softmax, products of matrices), but for powers and for the order
-# of a sum.
+# none has rounding of its own (exp, softmax, products of matrices), but for powers and for the
+# order of a sum.
 _PURE = """
     eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__ isin
     greater greater_equal less less_equal not_equal isnan isinf isfinite isposinf isneginf
@@ -431,8 +431,8 @@ class Computed:
 
 
 def _converted(value: Any, dtype: Any) -> Any:
-    """The value in another type. What an integer cannot hold is any number, one on a CPU and another
-    one on a GPU."""
+    """The value in another type. What an integer cannot hold is any number, one on a CPU and
+    another one on a GPU."""
     found = value.to(dtype)
     if value.is_floating_point() and not found.is_floating_point() and str(dtype) != "torch.bool":
         if not bool((found.to(value.dtype) == value.trunc()).all()):

@@ -16,9 +16,10 @@
 //!
 //! Of these, copies from the host are *known*, as is what it writes in place of a kernel
 //! (`phantom_written`); fills and copies within the device are not: they are often the first part
-//! of an operator whose kernel then writes there. Copied data is kept until its memory goes back to the driver, or torch (or a pool) gives it to
-//! another tensor (`torch_blocks.rs`); so are limits. A kernel's overwrites of the same tensor are
-//! unknown here, and what other allocators reuse: a read may return what was copied there before.
+//! of an operator whose kernel then writes there. Copied data is kept until its memory goes back to
+//! the driver, or torch (or a pool) gives it to another tensor (`torch_blocks.rs`); so are limits.
+//! A kernel's overwrites of the same tensor are unknown here, and what other allocators reuse: a
+//! read may return what was copied there before.
 //!
 //! Zeros are written only over other values, so untouched memory stays untouched.
 
