@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use gruyere::config::Config;
 use gruyere::driver::StreamHandle;
@@ -489,13 +489,33 @@ fn three_dead(folder: &Path) -> [String; 3] {
     for program in &mut running {
         program.line();
     }
-    for program in &mut running {
-        // While a process works, its sign of life is at most some 50 ms old.
-        std::thread::sleep(Duration::from_millis(200));
+    let mut died = SystemTime::UNIX_EPOCH;
+    for (at, program) in running.iter_mut().enumerate() {
+        if at == 2 {
+            // It works, but on a busy machine perhaps not since the others died.
+            wait_for_sign_of_life(folder, &pids[at], died);
+        }
         program.child.kill().unwrap();
         program.child.wait().unwrap();
+        died = SystemTime::now();
     }
     pids
+}
+
+/// Waits until the process has given a sign of life later than `since`.
+fn wait_for_sign_of_life(folder: &Path, pid: &str, since: SystemTime) {
+    let file = record_of(folder, pid);
+    let late = Instant::now() + Duration::from_secs(60);
+    while Reader::open(&file).unwrap().last_seen() <= since {
+        assert!(Instant::now() < late, "{pid} does not go on");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The process's record in a folder.
+fn record_of(folder: &Path, pid: &str) -> PathBuf {
+    let mut files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+    files.find(|file| file.to_string_lossy().contains(&format!("-{pid}-"))).unwrap()
 }
 
 /// The rows of a list of processes, without the continuation lines of conclusions.
@@ -543,8 +563,7 @@ fn as_asked() {
 /// Makes the record of the dead process `pid` in `folder` again, as of a later process with its
 /// pid.
 fn of_another_start(folder: &Path, pid: &str) -> PathBuf {
-    let mut files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
-    let file = files.find(|file| file.to_string_lossy().contains(&format!("-{pid}-"))).unwrap();
+    let file = record_of(folder, pid);
     let Process { created, start_time, .. } = Reader::open(&file).unwrap().process();
     let mut bytes = std::fs::read(&file).unwrap();
     let place = bytes.windows(8).position(|of| of == created.to_le_bytes()).unwrap();
