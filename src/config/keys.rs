@@ -159,7 +159,9 @@ pub static KEYS: &[Key] = &[
                   memory, and takes fresh memory only if none is idle. `none`: 0.8%, and in \
                   a heap below 8 GiB up to 3.1% or 64 MiB. Less slack means less memory, shorter \
                   chunks, whose free pages move by themselves (`0`: any free pages serve a large \
-                  request), and more driver calls.",
+                  request), and more driver calls. With `none`, moves that keep the device waiting \
+                  pause once they take more than a tenth of the program's time, as long as memory \
+                  is left.",
         kind: Kind::Bound { least: 0, unbounded: "none", field: |config| &mut config.heap.slack },
     },
     Key {
