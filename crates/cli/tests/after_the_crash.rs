@@ -552,8 +552,7 @@ fn as_asked() {
         assert!(place("What to look at next") < place("The last events"), "{page}");
     }
     // Where the pid is not enough to find the record: its path once, and then by a variable.
-    let mut files = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path());
-    let file = files.find(|file| file.to_string_lossy().contains(&format!("-{first}-"))).unwrap();
+    let file = record_of(folder.path(), &first);
     let page = text(&gruyere(&["post", file.to_str().unwrap()]).stdout);
     assert!(page.contains(&format!("`RECORD={}`", file.display())), "{page}");
     for command in ["gruyere map \"$RECORD\"`", "gruyere post \"$RECORD\" --full`"] {

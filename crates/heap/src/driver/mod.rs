@@ -139,6 +139,10 @@ pub trait Driver: Send + Sync {
     fn capabilities(&self, device: DeviceId) -> Result<Capabilities>;
     /// Free and total physical memory of `device`.
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo>;
+    /// The host's time since some moment in the past. A simulated device has a clock of its own.
+    fn host_time(&self) -> Duration {
+        system_time()
+    }
     /// Whether `device` can map memory of `peer`. To the driver, no device is its own peer.
     fn can_access_peer(&self, device: DeviceId, peer: DeviceId) -> Result<bool>;
 
@@ -209,11 +213,6 @@ pub trait Driver: Send + Sync {
     ) -> Result<()>;
     /// Unmaps whole mappings. The device must be done with them.
     fn unmap(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()>;
-
-    /// The host's time since some moment in the past. A simulated device has a clock of its own.
-    fn host_time(&self) -> Duration {
-        system_time()
-    }
 
     // Plain memory.
 

@@ -11,7 +11,7 @@ use gruyere_record::bucket_of;
 /// Every block starts at a multiple of this, and every request is rounded up to one (bytes).
 pub const ALIGNMENT: u64 = 512;
 /// The largest request that slabs serve (bytes).
-pub const SMALL_MAX: u64 = 16 << 10;
+pub const SMALL_MAX: u64 = gruyere_record::gauges::IN_SLABS;
 /// A page: the unit in which spans are cut (bytes); the driver's granule on every device so far.
 pub const PAGE: u64 = 2 << 20;
 /// Slabs begin at multiples of this, and are one or two of it long (bytes).

@@ -10,6 +10,8 @@ use crate::{DEVICE_GAUGES, DeviceGauge, LIFETIMES, SHARDS};
 
 /// torch calls blocks up to this size small.
 pub const SMALL_LIMIT: u64 = 1 << 20;
+/// Blocks up to this size (bytes) lie in slabs.
+pub const IN_SLABS: u64 = 16 << 10;
 
 /// Blocks that came, or that went: the sequence's count of writes is their number. Bytes only grow.
 #[repr(C)]

@@ -231,10 +231,7 @@ impl Streams {
             numbers.push(ALL_STREAMS);
         }
         let mut fences = lock(&self.fences);
-        let Some(event) = fences.spare.pop().or_else(|| driver.event_create(self.device).ok())
-        else {
-            return false;
-        };
+        let Some(event) = fences.take_event(driver, self.device) else { return false };
         let close = |number| {
             let stream = self.get(number)?;
             self.unfenced.remove(number);
@@ -300,10 +297,7 @@ impl Streams {
         // A program that misses no more asks for none of its events; each new one asks for those
         // before it, so that they don't gather.
         self.poll_stream(driver, &mut fences, number);
-        let Some(event) = fences.spare.pop().or_else(|| driver.event_create(self.device).ok())
-        else {
-            return false;
-        };
+        let Some(event) = fences.take_event(driver, self.device) else { return false };
         self.unfenced.remove(number);
         self.lost.remove(number);
         // A malloc that still found the stream in the set has raised `ripe` before.

@@ -1,6 +1,6 @@
 //! Events behind frees.
 
-use crate::driver::EventHandle;
+use crate::driver::{DeviceId, Driver, EventHandle};
 use crate::order::pending::Work;
 use crate::order::streams::ALL_STREAMS;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -79,6 +79,15 @@ impl Unfinished {
 }
 
 impl Fences {
+    /// An event that nothing waits for: a spare one, or a new one. `None`: the driver makes none.
+    pub(super) fn take_event(
+        &mut self,
+        driver: &dyn Driver,
+        device: DeviceId,
+    ) -> Option<EventHandle> {
+        self.spare.pop().or_else(|| driver.event_create(device).ok())
+    }
+
     /// Adds an event of `stream` that is just recorded; `covers`: the epochs that it covers, if it
     /// is one of [`ALL_STREAMS`]. Past [`MOST`] it takes the place of the one before it, behind
     /// whose work it is too.

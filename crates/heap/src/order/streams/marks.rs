@@ -17,7 +17,7 @@ impl Streams {
         if !is_quiet(driver.capture_status(self.device, handle)) {
             return None;
         }
-        let event = fences.spare.pop().or_else(|| driver.event_create(self.device).ok())?;
+        let event = fences.take_event(driver, self.device)?;
         if driver.event_record(self.device, event, handle).is_ok() {
             return Some(event);
         }

@@ -118,7 +118,7 @@ impl Central {
     }
 
     /// Whether pages may move by the time that moves have left. With `slack:`, memory counts more.
-    pub(crate) fn may_take_time(&mut self, ctx: &Growth<'_>) -> bool {
+    fn may_take_time(&mut self, ctx: &Growth<'_>) -> bool {
         let any = ctx.any_time || self.slack.is_some();
         any || self.move_time.is_left(ctx.driver.host_time())
     }
@@ -270,7 +270,8 @@ impl Central {
         step: u64,
         found: Gathered,
     ) -> Result<()> {
-        if found.pages == 0 {
+        // With `slack:` they take any time, so none is counted.
+        if found.pages == 0 || self.slack.is_some() {
             return self.map_planned(ctx, want, plan, step, found);
         }
         let start = ctx.driver.host_time();

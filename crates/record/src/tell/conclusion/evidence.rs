@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 
 use crate::dump::state::{BlockKind, DeviceState, Event, State, Stretch, Training, last_refused};
 use crate::facts::Uses;
+use crate::gauges::IN_SLABS;
 use crate::sites::{Frame, SiteId, Sites};
 use crate::size::Size;
 use crate::{BlockEntry, EventKind, LIFETIME_NAMES};
@@ -15,8 +16,6 @@ use super::words::{Names, bytes};
 
 /// Growth since one of so many first steps is no full queue: nothing has left it yet.
 const FIRST_STEPS: u64 = 2;
-/// Blocks up to this size lie in slabs.
-const LARGEST_SMALL: u64 = 16 << 10;
 
 /// A refused request.
 pub struct Refused {
@@ -172,7 +171,7 @@ impl<'a> Evidence<'a> {
         turned.went
             || self.device.timeline.iter().any(|one| {
                 let has_gone = has_been && one.live_low_bytes.saturating_add(goes) <= live;
-                has_been |= turned.is_before(one) && one.live_high_bytes >= live - live / 5;
+                has_been |= turned.may_have_been(one, live);
                 has_gone
             })
     }
@@ -180,8 +179,7 @@ impl<'a> Evidence<'a> {
     /// Whether about as much as this pile was live in one of the steps up to `last`.
     pub fn was_in_a_step(&self, last: u64, pile: &[&BlockEntry]) -> bool {
         let (live, turned) = (self.live_bytes(), Turned::of(self, pile));
-        let is_as_high = |one: &Stretch| one.live_high_bytes >= live - live / 5;
-        turned.went || self.stretches(1..=last).any(|one| turned.is_before(one) && is_as_high(one))
+        turned.went || self.stretches(1..=last).any(|one| turned.may_have_been(one, live))
     }
 
     /// The rise of live memory from step `since` to the end, by its lows between steps, or by its
@@ -300,13 +298,13 @@ impl Turned {
         let bytes = sizes().fold(0, u64::saturating_add);
         let alike = sizes().min().unwrap_or(0)..=sizes().max().unwrap_or(0);
         let mut turned = Self { bytes, went: false, since_nanoseconds: u64::MAX };
-        if *alike.start() <= LARGEST_SMALL {
+        if *alike.start() <= IN_SLABS {
             return turned;
         }
         let goes = i64::try_from(bytes / 4 * 3).unwrap_or(i64::MAX);
         let events = &evidence.state.events;
         let is_large = |event: &&Event| {
-            u32::from(event.device) == evidence.device.device && event.size > LARGEST_SMALL
+            u32::from(event.device) == evidence.device.device && event.size > IN_SLABS
         };
         let large = || events.entries.iter().filter(is_large);
         let mut since = match events.earlier {
@@ -349,9 +347,11 @@ impl Turned {
         turned
     }
 
-    /// Whether a stretch of the timeline is older than what the events know.
-    fn is_before(&self, stretch: &Stretch) -> bool {
+    /// Whether a stretch of the timeline may have had such a pile: it is older than what the events
+    /// know, and about as much was live as the `live` bytes now.
+    fn may_have_been(&self, stretch: &Stretch, live: u64) -> bool {
         stretch.time_nanoseconds < self.since_nanoseconds
+            && stretch.live_high_bytes >= live - live / 5
     }
 }
 

@@ -64,8 +64,8 @@ pub fn find(evidence: &Evidence<'_>) -> Option<Finding> {
     // What is made again and again leaves many blocks of one stack; a forward under way does not.
     let mut counts: HashMap<SiteId, usize> = HashMap::new();
     evidence.live.iter().for_each(|block| *counts.entry(block.site).or_default() += 1);
-    let mut live = evidence.live.clone();
-    live.retain(|block| block.capture == 0 && counts[&block.site] >= MOST_PARTS);
+    let is_often = |block: &&BlockEntry| block.capture == 0 && counts[&block.site] >= MOST_PARTS;
+    let live: Vec<BlockEntry> = evidence.live.iter().filter(is_often).copied().collect();
     let lines = usage(&live, evidence.sites, By::Line, 0);
     let much = evidence.live_bytes() / LEAST_SHARE;
     let mut lines = lines.into_iter().take_while(|line| line.bytes >= much);
