@@ -21,13 +21,15 @@ LAYER = ROOT / ".venv-frameworks"
 LAYER_REQUIREMENTS = HERE / "requirements-frameworks.txt"
 # CUDA's headers, which the tests' own C++ is compiled against.
 TOOLKIT = ["nvidia-cuda-runtime==13.5.37", "nvidia-cuda-crt==13.5.37"]
-# Tests of what a newcomer does (README's lines, the tutorials, a comparison), and of what torch's
-# interface has since 2.12: they run where users are, in a plain installation (`plain --tests`).
+# Tests of what a newcomer does (README's lines, the tutorials, a comparison), of what torch's
+# interface has since 2.12, and with Triton: they run where users are, in a plain installation
+# (`plain --tests`).
 PLAIN_TESTS = [
     "test_native_door_versions.py",
     "test_documented.py",
     "test_newcomer.py",
     "test_tutorials.py",
+    "test_dryrun_triton.py",
 ]
 PURELIB = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 PACKAGE = ROOT / "python_loader"
@@ -37,6 +39,16 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
 def skip(reason):
     print(f"the PyTorch tests were skipped: {reason}", flush=True)
     sys.exit(SKIPPED)
+
+
+def pip_install(python, what, *words):
+    """Installs it; where pip cannot, the tests are skipped, and the reason is pip's last error."""
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    done = subprocess.run([*pip, "--retries", "2", *words], stderr=subprocess.PIPE, text=True)
+    sys.stderr.write(done.stderr)
+    if done.returncode != 0:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        skip(f"pip could not install {what}: {errors[-1] if errors else 'see above'}")
 
 
 def make_venv(venv, requirements, lines=""):
@@ -50,22 +62,7 @@ def make_venv(venv, requirements, lines=""):
     shutil.rmtree(venv, ignore_errors=True)
     if subprocess.run([sys.executable, "-m", "venv", venv]).returncode != 0:
         skip("python3 -m venv does not work here (Debian: apt install python3-venv)")
-    pip = [
-        venv / "bin" / "python",
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--retries",
-        "2",
-    ]
-    result = subprocess.run([*pip, "-r", requirements], stderr=subprocess.PIPE, text=True)
-    if result.returncode != 0:
-        sys.stderr.write(result.stderr)
-        errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR")]
-        skip(f"pip could not install {requirements.name}: {errors[-1] if errors else 'see above'}")
+    pip_install(venv / "bin" / "python", requirements.name, "--no-deps", "-r", requirements)
     if lines:
         (venv / PURELIB / "layer.pth").write_text(lines)
     stamp.write_text(wanted)
@@ -78,11 +75,7 @@ def make_plain_venv(venv, requirement):
     if (venv / "complete").exists():
         return python
     subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", requirement]
-    done = subprocess.run(pip, stderr=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        sys.stderr.write(done.stderr)
-        skip(f"pip could not install {requirement} with what it depends on")
+    pip_install(python, f"{requirement} with what it depends on", requirement)
     (venv / "complete").touch()
     return python
 
@@ -116,23 +109,9 @@ def fetch_toolkit(python=PYTHON):
     if stamp.exists() and stamp.read_text() == str(TOOLKIT):
         return
     shutil.rmtree(folder, ignore_errors=True)
-    pip = [
-        python,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--retries",
-        "2",
-        "--target",
-        folder,
-    ]
     # Headers alone are wanted: those of x86-64 are those of every machine.
-    pip += ["--only-binary=:all:", "--platform", "manylinux2014_x86_64"]
-    if subprocess.run([*pip, *TOOLKIT]).returncode != 0:
-        skip("pip could not install CUDA's headers")
+    choice = ["--no-deps", "--only-binary=:all:", "--platform", "manylinux2014_x86_64"]
+    pip_install(python, "CUDA's headers", *choice, "--target", folder, *TOOLKIT)
     stamp.write_text(str(TOOLKIT))
 
 
