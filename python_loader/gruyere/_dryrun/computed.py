@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import os
 from collections import Counter
 from typing import Any, Callable, Optional
 
+from .._imports import when_imported
 from .functions import Functions
 from .identity import ByIdentity
 
@@ -134,6 +136,7 @@ class Computed:
         for name in dir(torch):
             if name.startswith("_fused_") and name.endswith("_"):
                 functions.replace(name, self._uncounted(0, None))
+        when_imported("triton.runtime.jit", self._watch_triton)
         # torch.optim hides it.
         optimizers = importlib.import_module("torch.optim.optimizer")
         optimizers.register_optimizer_step_post_hook(self._stepped)
@@ -419,6 +422,16 @@ class Computed:
             for parameter in group["params"]:
                 if parameter.is_cuda:
                     self.forget(parameter)
+
+    def _watch_triton(self, jit: Any) -> None:
+        # Its kernels count no versions of what they write.
+        original, forget = jit.JITFunction.run, self._uncounted(0, None)
+
+        @functools.wraps(original)
+        def run(*arguments: Any, **options: Any) -> Any:
+            return forget(original, *arguments, **options)
+
+        jit.JITFunction.run = run
 
     def _capture(self, original: Any, *arguments: Any, **options: Any) -> Any:
         # What it captures may be run at any time from now on, so what the host has written in
