@@ -195,30 +195,23 @@ pub extern "C" fn gruyere_lifetime_pop() -> c_int {
 }
 
 /// Keeps the record for `gruyere post`. Call it when an uncaught out-of-memory ends the program;
-/// the record is kept as it was when the request was refused.
+/// the record is kept as it was when the request was refused; where there is no room for a copy, as
+/// it is at the end of the program (the log says so).
 ///
-/// Returns 0; -1 if there is no record, or none is to be kept (`records_kept:0`); -3 if it could
-/// not be written (the log says why).
+/// Returns 0; -1 if there is no record, or none is to be kept (`records_kept:0`).
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_keep_record() -> c_int {
     if fork::is_forked_child() {
         return GRUYERE_UNAVAILABLE;
     }
-    guarded(GRUYERE_UNAVAILABLE, || match keep_record() {
-        Ok(true) => GRUYERE_OK,
-        Ok(false) => GRUYERE_UNAVAILABLE,
-        Err(error) => {
-            log::warn!("the record is not kept for `gruyere post`: {error}");
-            GRUYERE_IO
-        }
-    })
+    guarded(GRUYERE_UNAVAILABLE, || if keep_record() { GRUYERE_OK } else { GRUYERE_UNAVAILABLE })
 }
 
 /// As [`gruyere_keep_record`]: whether there is a record to keep, and one is wanted.
-pub(super) fn keep_record() -> std::io::Result<bool> {
+pub(super) fn keep_record() -> bool {
     let is_wanted = config().is_some_and(|config| config.heap.records_kept > 0);
-    let Some(heap) = current().filter(|_| is_wanted) else { return Ok(false) };
-    Ok(heap.record().leave_copy()?.is_some())
+    let heap = current().filter(|_| is_wanted);
+    heap.is_some_and(|heap| heap.record().leave_copy().is_some())
 }
 
 /// Marks the end of a training step, or of a request to a server.

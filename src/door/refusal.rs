@@ -55,13 +55,11 @@ pub(super) fn at_exit(heap: &Heap, status: c_int) {
     if Served::of(heap).is_none_or(|now| now.has_gone_on(then)) {
         return;
     }
-    match super::control::keep_record() {
-        Ok(true) => log::warn!(
+    if super::control::keep_record() {
+        log::warn!(
             "the program ends with status {status} after an out-of-memory: `gruyere post {}` \
              shows what was live then",
             std::process::id()
-        ),
-        Ok(false) => {}
-        Err(error) => log::warn!("the record is not kept for `gruyere post`: {error}"),
+        );
     }
 }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use gruyere_record::claim::Claim;
 use gruyere_record::facts::Process;
+use gruyere_record::memfds;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::sweep::{self, Found, Look, State};
 use gruyere_record::timeline::TimelineEntry;
@@ -32,6 +33,8 @@ const SECOND: Duration = Duration::from_secs(1);
 pub const SHORTEST: Duration = Duration::from_millis(100);
 /// Time until a damaged record is tried again.
 const AGAIN: Duration = Duration::from_secs(30);
+/// How often to look among the descriptors of all processes.
+const FOR_MEMFDS: Duration = Duration::from_secs(5);
 /// Time to follow a process after a clean exit.
 const FAREWELL: Duration = Duration::from_secs(10);
 
@@ -338,6 +341,7 @@ pub struct Follower {
     /// Number of other users' records, left alone.
     foreign: usize,
     looked_for_new: Option<Instant>,
+    looked_for_memfds: Option<Instant>,
     /// Time and duration of the last read of a map.
     map_read: (Instant, Duration),
 }
@@ -357,6 +361,7 @@ impl Follower {
             given_up: BTreeMap::new(),
             foreign: 0,
             looked_for_new: None,
+            looked_for_memfds: None,
             map_read: (Instant::now(), Duration::ZERO),
         };
         match &follower.which {
@@ -485,6 +490,14 @@ impl Follower {
                     self.old.insert(path);
                 }
                 Look::Found(found) => self.enter(*found),
+            }
+        }
+        if self.looked_for_memfds.is_none_or(|at| now.duration_since(at) >= FOR_MEMFDS) {
+            self.looked_for_memfds = Some(now);
+            for found in memfds::read(folder.owners(), |_| true) {
+                if !self.followed.contains_key(&found.path) {
+                    self.enter(found);
+                }
             }
         }
         let there: BTreeSet<PathBuf> = there.into_iter().collect();

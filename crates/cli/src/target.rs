@@ -8,6 +8,7 @@ use std::time::SystemTime;
 
 use gruyere_record::claim::Claim;
 use gruyere_record::facts::Process;
+use gruyere_record::memfds;
 use gruyere_record::open::effective_user;
 use gruyere_record::record_dir::record_dir;
 use gruyere_record::sweep::{self, Found, Listing, Opened, State};
@@ -38,12 +39,12 @@ impl Folder {
         if self.all_users { Owners::Any } else { Owners::Mine }
     }
 
-    /// All records in the folder.
+    /// All records in the folder, and those without a file.
     ///
     /// # Errors
     /// The folder can't be read.
     pub fn list(&self) -> Result<Listing, Failure> {
-        sweep::list(&self.directory, self.owners()).map_err(|error| self.failure(&error))
+        self.read(|_| true)
     }
 
     /// The records that are `wanted`.
@@ -51,7 +52,10 @@ impl Folder {
     /// # Errors
     /// The folder can't be read.
     pub fn read(&self, wanted: impl Fn(&Opened) -> bool) -> Result<Listing, Failure> {
-        sweep::read(&self.directory, self.owners(), wanted).map_err(|error| self.failure(&error))
+        let mut listing = sweep::read(&self.directory, self.owners(), &wanted)
+            .map_err(|error| self.failure(&error))?;
+        listing.found.extend(memfds::read(self.owners(), wanted));
+        Ok(listing)
     }
 
     /// The records of living processes, those that can't be read, and the paths of other dead ones'
@@ -60,7 +64,7 @@ impl Folder {
     /// # Errors
     /// The folder can't be read.
     pub fn living(&self) -> Result<Listing, Failure> {
-        sweep::living(&self.directory, self.owners()).map_err(|error| self.failure(&error))
+        self.read(sweep::is_of_interest)
     }
 
     /// The records of living processes, read, and one of each dead one, unread, latest death first.
@@ -395,7 +399,8 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
     if let Some((_, _, reader)) = readers.into_iter().next() {
         return Ok(reader);
     }
-    descriptor(pid, folder.owners()).ok_or_else(|| {
+    let memfd = memfds::of_process(pid, folder.owners()).and_then(|found| found.reader.ok());
+    memfd.ok_or_else(|| {
         if !unread.is_empty() {
             let reasons = unread.join("; ");
             return Failure::new(format_args!(
@@ -438,16 +443,4 @@ fn one_of_each(
         records.swap_remove(place)
     };
     processes.into_iter().map(telling).collect()
-}
-
-/// The record of a process that found no room in /dev/shm: a memfd among its descriptors.
-fn descriptor(pid: u64, owners: Owners) -> Option<Reader<'static>> {
-    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
-    entries.flatten().find_map(|entry| {
-        let target = std::fs::read_link(entry.path()).ok()?;
-        if !target.to_string_lossy().starts_with("/memfd:gruyere") {
-            return None;
-        }
-        Reader::open_descriptor(&entry.path(), owners).ok()
-    })
 }

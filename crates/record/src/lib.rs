@@ -25,7 +25,7 @@ mod shared;
 mod tell;
 mod write;
 
-pub use read::{claim, open, picture, reader, source, sweep};
+pub use read::{claim, memfds, open, picture, reader, source, sweep};
 pub(crate) use read::{guard, header};
 pub use shared::{
     block_map, calls, clock, device_gauge, facts, gauges, histogram, layout, mapping, ring,

@@ -541,7 +541,7 @@ fn a_copy_that_is_left_says_what_was_live_then_and_counts_as_killed() {
     let mut shard = record.shard(0, 0);
     let entry = BlockEntry { capture: 0, ..block(0x7f00_0000_0000, 4 << 20, 0) };
     let slot = shard.block_insert(&entry);
-    let copy = record.leave_copy().expect("room").expect("a file");
+    let copy = record.leave_copy().expect("a file");
     // What comes later is not in it.
     shard.block_remove(slot, entry.size, entry.requested, 0, false);
     record.close();
@@ -570,17 +570,17 @@ fn a_copy_that_is_left_after_an_out_of_memory_says_what_was_live_when_the_reques
         let blocks = Reader::open(copy).unwrap().blocks().entries;
         blocks.into_iter().map(|(block, _)| block.size).collect()
     };
-    let copy = record.leave_copy().expect("room").expect("a file");
+    let copy = record.leave_copy().expect("a file");
     assert_eq!(sizes(&copy), [entry.size]);
     // Another thread is refused while the exception frees the heap: the copy stays the first's.
     record.keep_moment().unwrap();
-    let copy = record.leave_copy().expect("room").expect("a file");
+    let copy = record.leave_copy().expect("a file");
     assert_eq!(sizes(&copy), [entry.size]);
     // The program went on to another step, where it was refused again.
     record.device(0).set(&[(DeviceGauge::Step, 1)]);
     std::thread::sleep(std::time::Duration::from_secs(1));
     record.keep_moment().unwrap();
-    let copy = record.leave_copy().expect("room").expect("a file");
+    let copy = record.leave_copy().expect("a file");
     assert!(sizes(&copy).is_empty());
     record.close();
 }

@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         ("a_writer_killed_anywhere_leaves_a_record_that_can_be_read", killed_writers),
         ("a_forked_child_neither_unlinks_nor_keeps_the_record_alive", forked_children),
         ("equal_pids_of_two_namespaces_do_not_collide", two_namespaces),
-        ("a_full_tmpfs_raises_no_signal", full_tmpfs),
+        ("a_full_tmpfs_raises_no_signal_and_loses_no_record", full_tmpfs),
         ("a_file_size_limit_raises_no_signal", file_size_limit),
         ("a_process_maps_no_record_but_its_own_not_even_to_sweep", nothing_is_mapped),
     ];
@@ -199,9 +199,10 @@ fn role_tiny(directory: &Path) -> ExitCode {
         println!("skipped: {}", std::io::Error::last_os_error());
         return ExitCode::SUCCESS;
     }
-    let mut made = Vec::new();
+    let (mut made, mut first) = (Vec::new(), None);
     for n in 0..6u32 {
         let record = make(directory);
+        first.get_or_insert(record);
         made.push(if record.path().is_some() { 'f' } else { 'm' });
         let mut shard = record.shard(0, n);
         let slots: Vec<BlockSlot> =
@@ -215,6 +216,12 @@ fn role_tiny(directory: &Path) -> ExitCode {
         assert_eq!(reader.health().blocks_unrecorded, 40_000 - kept as u64);
         assert_eq!(record.live(0).0, 40_000 * 1024);
     }
+    // A copy of the first finds no room either: the record itself stays.
+    let first = first.expect("six of them");
+    first.keep_moment().expect("memory");
+    let left = first.leave_copy().expect("a file");
+    first.close();
+    assert_eq!((Some(&*left), left.exists()), (first.path(), true));
     println!("survived {}", made.iter().collect::<String>());
     ExitCode::SUCCESS
 }

@@ -167,7 +167,7 @@ fn one_that_ended_by_an_out_of_memory_stays_as_it_was_then() {
     assert_eq!(share(&look(&mut follower, &mut app)), 100);
     record.event(EventKind::OutOfMemory, 0, 0, 0, 0, 8 * GIB, clock::now());
     record.device(0).add(DeviceGauge::OutOfMemories, 1);
-    let copy = record.leave_copy().expect("written").expect("a file");
+    let copy = record.leave_copy().expect("a file");
     free_nearly_all();
     look(&mut follower, &mut app);
     record.close();
@@ -196,7 +196,7 @@ fn one_that_shuts_down_after_an_out_of_memory_has_run_out_until_it_goes_on() {
     record.keep_moment().expect("room");
     assert!(!look(&mut follower, &mut app).contains("ran out"));
     // Nothing caught it: the end of the program begins with the copy, then the heap empties.
-    record.leave_copy().expect("written").expect("a file");
+    record.leave_copy().expect("a file");
     free_nearly_all();
     let ending = look(&mut follower, &mut app);
     assert_eq!((share(&ending), app.rows[0].snapshot.live), (100, BLOCKS * GIB));

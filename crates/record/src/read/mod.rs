@@ -3,6 +3,7 @@
 pub mod claim;
 pub(crate) mod guard;
 pub(crate) mod header;
+pub mod memfds;
 pub mod open;
 pub mod picture;
 pub mod reader;

@@ -111,15 +111,6 @@ impl Reader<'static> {
         Reader::over_opened(Opened::new(path, owners)?)
     }
 
-    /// Opens the record of a process without a file in /dev/shm, through one of the process's
-    /// descriptors in /proc.
-    ///
-    /// # Errors
-    /// The reason the record can't be read.
-    pub fn open_descriptor(path: &Path, owners: Owners) -> Result<Reader<'static>, ReadError> {
-        Reader::over_opened(Opened::descriptor(path, owners)?)
-    }
-
     /// Makes a reader of an opened file.
     pub(crate) fn over_opened(opened: Opened) -> Result<Reader<'static>, ReadError> {
         let held = opened.is_locked();

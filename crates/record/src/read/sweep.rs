@@ -58,15 +58,9 @@ pub fn list(directory: &Path, owners: Owners) -> io::Result<Listing> {
     read(directory, owners, |_| true)
 }
 
-/// The records of `owners` whose processes live, and those that can't be read; of other dead ones
-/// only the paths. For repeated looks: reading a dead record copies it.
-///
-/// # Errors
-/// The system's error from reading the folder.
-pub fn living(directory: &Path, owners: Owners) -> io::Result<Listing> {
-    read(directory, owners, |opened| {
-        opened.state() != State::Stale || opened.expect_whole().is_err()
-    })
+/// Whether the record is of a living process, or can't be read.
+pub fn is_of_interest(opened: &Opened) -> bool {
+    opened.state() != State::Stale || opened.expect_whole().is_err()
 }
 
 /// The records that are `wanted`; the paths of the others count as stale.
@@ -115,6 +109,11 @@ pub fn look(path: PathBuf, owners: Owners, wanted: impl Fn(&Opened) -> bool) -> 
             return Look::Found(Box::new(Found { path, state, reader: Err(error), claim }));
         }
     };
+    look_in(path, opened, &wanted)
+}
+
+/// As [`look`], in what was opened at `path`.
+pub(crate) fn look_in(path: PathBuf, opened: Opened, wanted: &dyn Fn(&Opened) -> bool) -> Look {
     let mut state = opened.state();
     if !wanted(&opened) {
         return Look::Unwanted(path);

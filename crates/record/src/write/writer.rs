@@ -118,15 +118,16 @@ fn map_record(options: &RecordOptions, devices: usize) -> (Mapping, Plan, u64) {
         for (plan, degraded) in plans {
             if let Ok(mapping) = Mapping::memfd(plan.total_bytes, plan.fixed_bytes) {
                 log::warn!(
-                    "record: no file in {directory} ({reason}); `gruyere stat PID` finds it \
-                     through /proc instead"
+                    "record: no file in {directory} ({reason}): `gruyere ps` finds the process \
+                     through /proc, but once it has ended, `gruyere post` will not; \
+                     GRUYERE_RECORD_DIR names another folder"
                 );
                 return (mapping, plan.clone(), degraded | Degraded::MEMFD);
             }
         }
         log::warn!(
-            "record: no file in {directory} ({reason}) and no memfd; no other process can read \
-             this record"
+            "record: no file in {directory} ({reason}) and no memfd: no other process can read \
+             this record; GRUYERE_RECORD_DIR names another folder"
         );
         if let Ok(mapping) = Mapping::private(full.total_bytes) {
             return (mapping, full, Degraded::PRIVATE);
@@ -504,18 +505,30 @@ impl Record {
 
     /// Leaves a copy of the record for after the process's end, as it was at the kept out-of-memory
     /// ([`Record::keep_moment`]) or as it is now, as if the process had been killed at that moment:
-    /// see [`Mapping::copy`].
-    ///
-    /// # Errors
-    /// The file system's error.
-    pub fn leave_copy(&self) -> io::Result<Option<PathBuf>> {
+    /// see [`Mapping::copy`]. Where a copy can't be written, the record itself stays, as it will be
+    /// at the process's end. Returns the path of what stays; `None`: there is no file, or this is a
+    /// forked child.
+    pub fn leave_copy(&self) -> Option<PathBuf> {
         if !self.detail || !self.mapping.is_creator() {
-            return Ok(None);
+            return None;
         }
-        match &*self.kept_copy.lock().unwrap_or_else(PoisonError::into_inner) {
+        let copy = match &*self.kept_copy.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(kept) => self.mapping.copy_moment(&kept.file),
             None => self.mapping.copy(),
-        }
+        };
+        copy.unwrap_or_else(|error| {
+            self.closed.store(true, PrivateOrdering::Release);
+            let path = self.path().map(Path::to_owned);
+            if let Some(folder) = path.as_deref().and_then(Path::parent) {
+                log::warn!(
+                    "`gruyere post` will show what is live at the end of the program, not what was \
+                     live at the out-of-memory: a copy of the record can't be written to {} \
+                     ({error}); GRUYERE_RECORD_DIR names another folder",
+                    folder.display()
+                );
+            }
+            path
+        })
     }
 
     /// Notes the process's rank and the number of ranks, each where the record has none.
