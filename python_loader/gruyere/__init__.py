@@ -13,10 +13,13 @@ Importing this package imports neither torch nor the library.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
-# For type checkers: the names that __getattr__ below returns.
+# For type checkers: the names that __getattr__ below returns. (`typing` would take longer to import
+# than the rest.)
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from ._control import Alert as Alert
     from ._control import Stats as Stats
     from ._control import on_alert as on_alert

@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import sys
 import threading
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any, Callable, Optional
+
+# `typing` and `importlib.abc` would take longer to import than the interpreter to start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any, Callable, Optional
 
 
 def when_imported(name: str, action: Callable[[ModuleType], None]) -> None:
@@ -22,7 +25,7 @@ def when_imported(name: str, action: Callable[[ModuleType], None]) -> None:
         sys.meta_path.insert(0, _Watch(name, action))
 
 
-class _Watch(MetaPathFinder):
+class _Watch:
     """A finder that lets the other finders find the module and wraps its loader."""
 
     def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:

@@ -9,10 +9,12 @@ from starting."""
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Callable, Optional
-
 from ._imports import when_imported
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Callable, Optional
 
 # Whether a torch without CUDA is an error (python -m gruyere) or is ignored (GRUYERE_ENABLE=1).
 required = False

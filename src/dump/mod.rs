@@ -64,8 +64,8 @@ impl Dumps {
         }
         let state = gather::state(heap, Some(report));
         let page = folder.and_then(|folder| {
-            let level = if self.bounds().tells(began) { Level::Warn } else { Level::Info };
-            let name = write(&state, report, folder, level)?;
+            let is_told = self.bounds().tells(began);
+            let name = write(&state, report, folder, is_told)?;
             let oldest = self.bounds().keep(folder, report.device, name.clone());
             if let Some(oldest) = oldest {
                 remove(folder, &oldest);
@@ -94,11 +94,16 @@ fn remove(folder: &Path, name: &str) {
     }
 }
 
-/// Writes the dump; the log tells where at `level`. Returns its name without the extension. `None`:
-/// the folder can't be made.
-fn write(state: &State, report: &Report, folder: &Path, level: Level) -> Option<String> {
+/// Writes the dump; the log tells where, or why not, at a lower level unless `is_told`. Returns its
+/// name without the extension. `None`: the folder can't be made.
+fn write(state: &State, report: &Report, folder: &Path, is_told: bool) -> Option<String> {
+    let at = |level| if is_told { level } else { Level::Info };
     if let Err(error) = file::make_folders(folder) {
-        log::error!("out of memory: no dump could be written to {}: {error}", folder.display());
+        log::log!(
+            at(Level::Error),
+            "out of memory: no dump could be written to {}: {error}",
+            folder.display()
+        );
         return None;
     }
     // No other process may have taken the name: the folder may be writable for all.
@@ -113,7 +118,8 @@ fn write(state: &State, report: &Report, folder: &Path, level: Level) -> Option<
         let path = folder.join(format!("{name}.{extension}"));
         let written = file::replace(&path, MOST_BYTES, file::PRIVATE, |out| write(out));
         if let Err(error) = &written {
-            log::error!(
+            log::log!(
+                at(Level::Error),
                 "out of memory: the dump could not be written to {}: {error}",
                 path.display()
             );
@@ -130,7 +136,7 @@ fn write(state: &State, report: &Report, folder: &Path, level: Level) -> Option<
         files.filter(|(extension, writer)| write(extension, writer)).map(|file| file.0).collect();
     if !names.is_empty() {
         log::log!(
-            level,
+            at(Level::Warn),
             "out of memory: the dump is in {}.{{{}}}",
             folder.join(&name).display(),
             names.join(",")

@@ -210,3 +210,12 @@ def test_a_listener_that_hears_of_an_alert_at_once_may_add_another(monkeypatch):
     adding.start()
     adding.join(60)
     assert not adding.is_alive() and set(_control._listeners) == {print, repr}
+
+
+def test_the_start_up_hook_costs_a_python_without_torch_next_to_nothing():
+    slow = "importlib.abc", "typing", "ctypes", "subprocess"
+    code = f"import sys; sys.path.insert(0, {str(PACKAGE)!r}); import gruyere._startup"
+    code += f"; print([name for name in {slow} if name in sys.modules])"
+    # Without `site`, which may import anything.
+    ran = subprocess.run([sys.executable, "-S", "-E", "-c", code], capture_output=True, text=True)
+    assert ran.stdout == "[]\n", ran.stdout + ran.stderr

@@ -494,7 +494,7 @@ impl Follower {
         }
         if self.looked_for_memfds.is_none_or(|at| now.duration_since(at) >= FOR_MEMFDS) {
             self.looked_for_memfds = Some(now);
-            for found in memfds::read(folder.owners(), |_| true) {
+            for found in memfds::read(&folder.directory, folder.owners(), |_| true) {
                 if !self.followed.contains_key(&found.path) {
                     self.enter(found);
                 }

@@ -54,7 +54,7 @@ impl Folder {
     pub fn read(&self, wanted: impl Fn(&Opened) -> bool) -> Result<Listing, Failure> {
         let mut listing = sweep::read(&self.directory, self.owners(), &wanted)
             .map_err(|error| self.failure(&error))?;
-        listing.found.extend(memfds::read(self.owners(), wanted));
+        listing.found.extend(memfds::read(&self.directory, self.owners(), wanted));
         Ok(listing)
     }
 
@@ -399,8 +399,8 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
     if let Some((_, _, reader)) = readers.into_iter().next() {
         return Ok(reader);
     }
-    let memfd = memfds::of_process(pid, folder.owners()).and_then(|found| found.reader.ok());
-    memfd.ok_or_else(|| {
+    let memfd = memfds::of_process(&folder.directory, pid, folder.owners());
+    memfd.and_then(|found| found.reader.ok()).ok_or_else(|| {
         if !unread.is_empty() {
             let reasons = unread.join("; ");
             return Failure::new(format_args!(

@@ -40,3 +40,24 @@ fn programs_and_the_command_agree_on_the_folder_of_the_records() {
     assert!(help.contains(VARIABLE) && help.contains("/dev/shm"), "{help}");
     record.close();
 }
+
+#[test]
+fn a_process_whose_folder_can_not_have_its_record_is_found_all_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("missing");
+    let options = RecordOptions { directory: missing.clone(), ..RecordOptions::default() };
+    let record = Record::create(&options, &[DeviceFacts::default()]);
+    assert!(record.path().is_none());
+    std::fs::create_dir(&missing).unwrap();
+    let ours = u64::from(std::process::id());
+    assert_eq!(listed(missing.to_str()), [ours]);
+    assert!(listed(folder.path().to_str()).is_empty(), "of another folder");
+    for arguments in [&["top", "--once"][..], &["stat"], &["export", "--print"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
+        let output = command.args(arguments).env(VARIABLE, &missing).output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(&ours.to_string()), "{arguments:?} {said} {error}");
+    }
+    record.close();
+}

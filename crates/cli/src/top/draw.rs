@@ -310,11 +310,9 @@ const LEAST_LINES: u16 = 4;
 /// Stacks as many panels as fit, most important first. Growing lines precede the graph.
 fn narrow(frame: &mut Frame, area: Rect, app: &App) {
     type Draw = fn(&mut Frame, Rect, &App);
-    let mut lines = lines_height(app);
     let grows = app.chosen().is_some_and(|row| sick::growth(row).is_some());
-    if grows {
-        lines = lines.min(area.height.saturating_sub(GRAPH).max(LEAST_LINES));
-    }
+    let beside = if grows { GRAPH } else { LEAST_GRAPH };
+    let lines = lines_height(app).min(area.height.saturating_sub(beside).max(LEAST_LINES));
     let graph = area.height.saturating_sub(lines).clamp(LEAST_GRAPH, GRAPH);
     let mut first: [(u16, Draw); 2] = [(graph, panels::memory), (lines, panels::lines)];
     if grows {

@@ -166,6 +166,11 @@ impl Report {
         )
     }
 
+    /// [`Report::addresses`], unless no device would have had the memory either.
+    fn short_addresses(&self) -> Option<u64> {
+        self.addresses.filter(|_| self.asked <= self.limit)
+    }
+
     /// The remedy if no state of the memory could serve the request, whatever else is true.
     fn of_the_request(&self) -> Option<String> {
         let asked = self.asked;
@@ -186,7 +191,7 @@ impl Report {
             return Some(format!("The request alone is larger than the ceiling: {raise}."));
         }
         // No memory would cure it, so no advice on memory applies.
-        self.addresses.is_some().then(|| {
+        self.short_addresses().map(|_| {
             self.of_torch(
                 "Use fewer CUDA graphs with pools of their own (let them share one, or drop \
                  them), and call torch.cuda.empty_cache() between phases: both save address space.",
@@ -353,7 +358,7 @@ impl fmt::Display for Report {
         if let Some(pool) = &self.pool {
             write!(f, "\n{pool}")?;
         }
-        if let Some(reserved) = self.addresses {
+        if let Some(reserved) = self.short_addresses() {
             write!(
                 f,
                 "\nAddress space ran out, not memory: Gruyère has reserved {} of it on this \
@@ -511,6 +516,8 @@ mod tests {
             )
         );
         assert!(!text.contains("full of live blocks") && !text.contains("smaller batch"), "{text}");
+        let more = Report { asked: 32 << 40, addresses: Some(2 << 40), ..full() }.to_string();
+        assert!(!more.contains("ddress space"), "{more}");
     }
 
     #[test]

@@ -4,9 +4,11 @@
 //! page is allocated (`fallocate`) before it is touched. A lock on the open file shows liveness:
 //! the kernel drops it when the process ends in any way; a forked child gives up its copy at once.
 
+use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -18,6 +20,8 @@ pub const FILE_PREFIX: &str = "gruyere-";
 /// Suffix of all file names of records.
 pub const FILE_SUFFIX: &str = ".record";
 
+/// The longest name of a memfd (bytes; `memfd_create(2)`).
+const MEMFD_NAME: usize = 249;
 /// Bytes copied at once.
 const COPIED: u64 = 1 << 20;
 
@@ -178,6 +182,14 @@ pub fn is_locked(fd: RawFd, kind: u32) -> Option<bool> {
     None
 }
 
+/// The name of a memfd that stands for a file in `directory`, by which readers find it in /proc.
+pub fn memfd_name(directory: &Path) -> Vec<u8> {
+    let directory: PathBuf = directory.components().collect();
+    let mut name = [b"gruyere records of ", directory.as_os_str().as_bytes()].concat();
+    name.truncate(MEMFD_NAME);
+    name
+}
+
 /// The name of this process's record; `number` distinguishes several in one process.
 pub fn file_name(pid_namespace: u64, pid: u64, start_time: u64, number: u32) -> String {
     format!("{FILE_PREFIX}{pid_namespace}-{pid}-{start_time}-{number}{FILE_SUFFIX}")
@@ -216,11 +228,12 @@ impl Mapping {
         })
     }
 
-    /// As [`Mapping::file`], but without a name.
-    pub fn memfd(length: u64, fixed: u64) -> io::Result<Mapping> {
+    /// As [`Mapping::file`], but a memfd, since `directory` has no room for a file.
+    pub fn memfd(directory: &Path, length: u64, fixed: u64) -> io::Result<Mapping> {
         within_file_limit(length)?;
+        let name = CString::new(memfd_name(directory))?;
         // SAFETY: a C string.
-        let fd = check(unsafe { libc::memfd_create(c"gruyere".as_ptr(), libc::MFD_CLOEXEC) })?;
+        let fd = check(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) })?;
         let lock = lock(fd);
         Mapping::over(fd, length, fixed, Backing::Memfd, lock)
     }

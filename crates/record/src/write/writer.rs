@@ -116,7 +116,9 @@ fn map_record(options: &RecordOptions, devices: usize) -> (Mapping, Plan, u64) {
         let reason = trouble.map_or_else(String::new, |error| error.to_string());
         let directory = options.directory.display();
         for (plan, degraded) in plans {
-            if let Ok(mapping) = Mapping::memfd(plan.total_bytes, plan.fixed_bytes) {
+            if let Ok(mapping) =
+                Mapping::memfd(&options.directory, plan.total_bytes, plan.fixed_bytes)
+            {
                 log::warn!(
                     "record: no file in {directory} ({reason}): `gruyere ps` finds the process \
                      through /proc, but once it has ended, `gruyere post` will not; \
