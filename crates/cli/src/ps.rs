@@ -33,9 +33,9 @@ Examples:
   gruyere ps --sweep         remove the records that dead processes left
 
 --all-users also lists processes of other users. A process that could make no file for its record \
-(/dev/shm is full, or can't be written) is found by its descriptors in /proc. A record is left out, \
-and named, if its file does not belong to the user whose process it names, or if it can't be read \
-in full.
+(/dev/shm is full, or can't be written) is found by its descriptors in /proc. A record is left \
+out, and named, if its file does not belong to the user whose process it names, or if it can't be \
+read in full.
 
 Exit codes: 0 success (also if there is no process); 1 a record or the folder could not be read; 2 \
 wrong usage.")]
