@@ -345,7 +345,9 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
         }
     };
     let found = if uses.are_gradients() {
-        let says = format!("Gradients made in the backward of {place} are kept, {tail}");
+        let node = evidence.sites.line(first.site).and_then(Frame::node);
+        let made = node.map_or(format!("the backward of {place}"), |_| place);
+        let says = format!("Gradients made in {made} are kept, {tail}");
         finding(Cause::Leak, says, GRADIENTS)
     } else if uses.are_states() {
         let says = format!("The optimiser keeps more states with each step ({place}), {tail}");

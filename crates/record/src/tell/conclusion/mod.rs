@@ -100,7 +100,7 @@ impl Conclusion {
         }
         let mut findings = findings.into_iter();
         let first = findings.next().unwrap_or_else(|| device::nothing(&evidence));
-        let mut said = vec![first.says.clone()];
+        let mut said = vec![words::sentence(&first.says)];
         // Before all that counts blocks.
         said.extend(state.unrecorded());
         let besides = findings.take(MOST_BESIDES);

@@ -84,6 +84,25 @@ fn gradients_that_are_kept_are_no_result_of_their_line() {
 }
 
 #[test]
+fn a_backward_of_no_known_line_is_told_by_its_node() {
+    let made = |asked: u64| {
+        let mut made = with_weights(40);
+        let node = made.site(&[frame("autograd", 0, "ViewBackward0")], "", Phase::Backward);
+        (1..=40).for_each(|step| made.block(node, step, 64 * MIB));
+        made.lows(|step| GIB + 64 * MIB * step);
+        made.refused(asked, 0, node);
+        unfolded(&made.concludes())
+    };
+    let said = made(64 * MIB);
+    let first = "Gradients made in the backward (ViewBackward0) are kept, 64 MiB a step";
+    assert!(said.starts_with(first) && !said.contains("autograd"), "{said}");
+    let said = made(12 * GIB);
+    assert!(said.starts_with("The backward (ViewBackward0) asks for 12 GiB at once"), "{said}");
+    let held = "Most is from the backward (ViewBackward0): 2.5 GiB";
+    assert!(said.contains(held), "{said}");
+}
+
+#[test]
 fn an_optimiser_that_keeps_a_history_is_told_so() {
     let mut made = with_weights(40);
     let lbfgs = "/venv/lib/python3.12/site-packages/torch/optim/lbfgs.py";
