@@ -385,7 +385,8 @@ const GRAPHS: &[&str] = &[
 ];
 const MODELS: &[&str] =
     &["To do: let go of models that are used no more, and of what refers to them (a list, an \
-     optimiser, a scheduler), or move those that you keep to the host (.cpu())."];
+     optimiser, a scheduler), or move those that you keep to the host (.cpu()). If all are in use, \
+     as parts of a model that grows, the program needs that much."];
 const COPIES: &[&str] =
     &["To do: let go of copies that are used no more, and keep the others on the host (.cpu() of \
      each tensor of state_dict(), and load_state_dict() where one is used)."];
