@@ -213,8 +213,8 @@ fn advice(
         Some(_) if trains && is_several => {
             return &[
                 "To do: if losses of several batches are summed for one backward, call backward() \
-                 on each (gradients add up); if this only evaluates, run it in torch.no_grad(). \
-                 Else make this step's batch smaller, or its inputs shorter.",
+                 on each (gradients add up). Else make this step's batch smaller, or its inputs \
+                 shorter.",
             ];
         }
         Some(before) if before.rise() => {
