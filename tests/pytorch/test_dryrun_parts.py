@@ -511,3 +511,10 @@ def test_what_torch_compile_generates_is_no_line_of_the_program(tmp_path, monkey
     lines = Lines(str(tmp_path))
     assert lines.name(str(tmp_path / "caches" / "nl" / "cnl7.py")) is None
     assert lines.name(str(tmp_path / "train.py")) == "train.py"
+
+
+def test_what_torch_geometric_generates_is_no_line_of_the_program(tmp_path):
+    lines = Lines(str(tmp_path))
+    for name in ("torch_geometric.nn.conv.gat_conv_GATConv_propagate_x.py", "__main___C_p.py"):
+        assert lines.name(str(tmp_path / name)) is None
+    assert lines.name(str(tmp_path / "torch_geometric_train.py")) == "torch_geometric_train.py"

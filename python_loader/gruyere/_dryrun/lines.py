@@ -11,6 +11,9 @@ from types import FrameType
 from typing import Any, Optional
 
 NOWHERE = "(libraries)"
+# Beginnings of names of files that torch_geometric writes: the message passing of its layers, and
+# of the script's own. As `is_generated` of the record's crate.
+GENERATED = ("torch_geometric.", "__main___")
 
 
 class Lines:
@@ -41,7 +44,7 @@ class Lines:
         return self.known[file]
 
     def _name(self, file: str) -> Optional[str]:
-        if not file or file.startswith("<"):
+        if not file or file.startswith("<") or os.path.basename(file).startswith(GENERATED):
             return None
         path = os.path.realpath(file)
         if self.own and path.startswith(self.own):

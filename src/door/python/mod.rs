@@ -22,7 +22,7 @@ use super::fork;
 use super::process::{self, GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE, guarded};
 use crate::heap::Sites;
 use crate::record::Record;
-use crate::record::sites::{DEPTH, Frame, FrameId, NewSite, Phase, SiteId};
+use crate::record::sites::{DEPTH, Frame, FrameId, NODE, NewSite, Phase, SiteId};
 use autograd::{Forwards, GruyereAutograd};
 use interpreter::{Interpreter, Walk};
 use known::Known;
@@ -181,8 +181,8 @@ impl Program {
             None => Vec::new(),
         };
         let told = |frame: &Frame| record.frame(&frame.file, &frame.function, frame.line);
-        let is_node = asked.backward.is_some() && stack.first().is_none_or(places::is_engine);
-        let node = is_node.then(|| record.frame("autograd", &autograd::name(), 0));
+        let is_node = asked.backward.is_some() && places::is_of_node(&stack);
+        let node = is_node.then(|| record.frame(NODE, &autograd::name(), 0));
         let frames = places::kept(&stack, DEPTH - usize::from(is_node));
         let frames: Vec<FrameId> = node.into_iter().chain(frames.into_iter().map(told)).collect();
         let phase = match asked.backward {

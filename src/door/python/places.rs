@@ -5,8 +5,15 @@ use crate::record::sites::{Frame, Phase};
 
 /// Whether a frame is torch's way from a module's call to its `forward`: two or three a module,
 /// which add nothing to the module's path.
-pub(super) fn is_plumbing(frame: &Frame) -> bool {
+fn is_plumbing(frame: &Frame) -> bool {
     frame.file.ends_with("torch/nn/modules/module.py") && frame.function.contains("_call_impl")
+}
+
+/// Whether a frame is of the functions in Python by which torch serves an operator (`bmm` since
+/// 2.15). They add nothing to the line that calls the operator; where a node of a backward does,
+/// they are the only frames of autograd's thread.
+fn is_operator(frame: &Frame) -> bool {
+    frame.file.contains("/torch/_native/")
 }
 
 /// The frames of a stack that a site keeps, the innermost first, `most` at most: the innermost.
@@ -15,7 +22,8 @@ pub(super) fn is_plumbing(frame: &Frame) -> bool {
 /// Where none of these frames is the program's own, those from its innermost one on are kept in
 /// place of the outer ones, up to half.
 pub(super) fn kept(stack: &[Frame], most: usize) -> Vec<&Frame> {
-    let mut frames: Vec<&Frame> = stack.iter().filter(|frame| !is_plumbing(frame)).collect();
+    let is_kept = |frame: &&Frame| !is_plumbing(frame) && !is_operator(frame);
+    let mut frames: Vec<&Frame> = stack.iter().filter(is_kept).collect();
     let own = frames.iter().position(|frame| frame.is_own());
     if let Some(own) = own.filter(|&own| own >= most) {
         let outer = (frames.len() - own).min(most / 2);
@@ -25,8 +33,14 @@ pub(super) fn kept(stack: &[Frame], most: usize) -> Vec<&Frame> {
     frames
 }
 
+/// Whether a node of a backward runs that no line of Python implements: on a thread of autograd's,
+/// or on the one that called the engine.
+pub(super) fn is_of_node(stack: &[Frame]) -> bool {
+    stack.iter().find(|frame| !is_operator(frame)).is_none_or(is_engine)
+}
+
 /// Whether a frame is torch's way into its engine, which calls a node that runs on the same thread.
-pub(super) fn is_engine(frame: &Frame) -> bool {
+fn is_engine(frame: &Frame) -> bool {
     frame.file.ends_with("torch/autograd/graph.py") && frame.function == "_engine_run_backward"
 }
 
@@ -117,6 +131,21 @@ mod tests {
         assert_eq!(phase_of(&[CALL, SCRIPT, STEP, SCRIPT]), Phase::Forward, "a closure's");
         assert_eq!(phase_of(&[BACKWARD, SCRIPT]), Phase::Backward);
         assert_eq!(phase_of(&[REDUCE, SCRIPT, CALL, SCRIPT]), Phase::Collective);
+    }
+
+    #[test]
+    fn what_serves_an_operator_of_a_node_does_not_hide_the_node() {
+        let of = |stack: &[(&str, &str)]| stack.iter().map(frame).collect::<Vec<_>>();
+        let bmm = ("/v/site-packages/torch/_native/registry.py", "eager_router");
+        let engine = ("/v/site-packages/torch/autograd/graph.py", "_engine_run_backward");
+        for stack in [&[][..], &[engine, SCRIPT], &[bmm], &[bmm, bmm, engine, SCRIPT]] {
+            assert!(is_of_node(&of(stack)), "{stack:?}");
+        }
+        for stack in [&[SCRIPT][..], &[bmm, SCRIPT, engine, SCRIPT], &[REDUCE, engine]] {
+            assert!(!is_of_node(&of(stack)), "{stack:?}");
+        }
+        assert_eq!(kept(&of(&[bmm, SCRIPT]), 10), [&frame(&SCRIPT)]);
+        assert!(kept(&of(&[bmm]), 10).is_empty());
     }
 
     #[test]

@@ -122,6 +122,9 @@ pub struct NewSite<'a> {
 /// What stands between the name of a cell's file and that of the cell, `In[7]`, with its beginning.
 const CELL: &str = "/In[";
 
+/// The file of a frame that stands for a running node of autograd's; the function is its name.
+pub const NODE: &str = "autograd";
+
 /// A frame, for a reader.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Frame {
@@ -153,6 +156,12 @@ impl Frame {
         self.file == other.file && self.function == other.function
     }
 
+    /// The name of the running node, where the frame stands for one: autograd's engine runs it, and
+    /// no line.
+    pub fn node(&self) -> Option<&str> {
+        (self.file == NODE && self.line == 0).then_some(&*self.function)
+    }
+
     /// Whether the frame belongs to the program, not to an installed package or Python's library.
     pub fn is_own(&self) -> bool {
         // The last is this package's own, run from its source.
@@ -162,6 +171,16 @@ impl Frame {
             // A cell with a name, or code of no file.
             && (!self.file.starts_with('<') || self.file.contains(CELL))
             && !installed.iter().any(|part| self.file.contains(part))
+            && !self.is_generated()
+    }
+
+    /// Whether a library has written the file, wherever it lies: torch_geometric a layer's message
+    /// passing (`__main___`: of a layer of the script's), torch.compile what it has compiled. By
+    /// name, as in `_dryrun/lines.py`: a script may lie in the folder for temporary files too.
+    fn is_generated(&self) -> bool {
+        let name = self.file.rsplit_once('/').map_or(&*self.file, |(_, name)| name);
+        ["torch_geometric.", "__main___"].iter().any(|begin| name.starts_with(begin))
+            || self.file.contains("/torchinductor_")
     }
 }
 

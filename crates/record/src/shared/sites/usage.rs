@@ -215,6 +215,29 @@ mod tests {
     }
 
     #[test]
+    fn code_that_a_library_has_written_is_not_the_programs_and_scripts_anywhere_are() {
+        let is_own = |file: &str| site(file, 10, "").frames[1].is_own();
+        for file in [
+            "/tmp/torch_geometric.nn.conv.gat_conv_GATConv_propagate_xng5vk1u.py",
+            "/home/me/.cache/pyg/message_passing/torch_geometric.nn.conv.gcn_conv_propagate.py",
+            "/tmp/__main___OwnConv_propagate_xng5vk1u.py",
+            "/tmp/torchinductor_me/nl/cnl7.py",
+        ] {
+            assert!(!is_own(file), "{file}");
+        }
+        for file in [
+            "/tmp/train.py",
+            "/tmp/tmpx1y2z3/train.v2.py",
+            "/tmp/ipykernel_7/1234.py",
+            "/tmp/torch_geometric_train.py",
+            "/home/me/torch_geometric.examples/train.py",
+            "/home/me/__main__.py",
+        ] {
+            assert!(is_own(file), "{file}");
+        }
+    }
+
+    #[test]
     fn a_backward_is_of_the_line_of_its_forward() {
         let node = Frame { file: "autograd".into(), function: "MmBackward0".into(), line: 0 };
         let backward = Site { frames: vec![node], forward: SiteId(1), ..Site::default() };

@@ -142,6 +142,10 @@ const RECOMPUTED: &[&str] =
     &["To do: a smaller batch (gradients can be accumulated over several), or less of the lines \
      above that no checkpoint recomputes (a loss over a large vocabulary can be computed in \
      chunks)."];
+const CARRIED: &[&str] =
+    &["To do: if a state is carried from one backward to the next, detach() it there; else a \
+     smaller batch (gradients can be accumulated over several), activation checkpointing \
+     (torch.utils.checkpoint) or offloading."];
 const UNTRAINED: &[&str] =
     &["To do: if the line without a backward only evaluates, run it in torch.no_grad() or \
      torch.inference_mode(), and keep .item() of its results; if it trains, give it less (batch, \
@@ -274,6 +278,8 @@ fn advice(
     }
     match evidence.recomputes() {
         true => RECOMPUTED,
+        // A layer that runs over time counts as several forwards, too.
+        false if is_several && parts.are_trained(evidence) => CARRIED,
         false => {
             &["To do: a smaller batch (gradients can be accumulated over several), activation \
              checkpointing (torch.utils.checkpoint) or offloading."]

@@ -345,7 +345,9 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
         }
     };
     let found = if uses.are_gradients() {
-        let says = format!("Gradients made in the backward of {place} are kept, {tail}");
+        let node = evidence.sites.line(first.site).and_then(Frame::node);
+        let made = node.map_or(format!("the backward of {place}"), |_| place);
+        let says = format!("Gradients made in {made} are kept, {tail}");
         finding(Cause::Leak, says, GRADIENTS)
     } else if uses.are_states() {
         let says = format!("The optimiser keeps more states with each step ({place}), {tail}");
@@ -383,7 +385,8 @@ const GRAPHS: &[&str] = &[
 ];
 const MODELS: &[&str] =
     &["To do: let go of models that are used no more, and of what refers to them (a list, an \
-     optimiser, a scheduler), or move those that you keep to the host (.cpu())."];
+     optimiser, a scheduler), or move those that you keep to the host (.cpu()). If all are in use, \
+     as parts of a model that grows, the program needs that much."];
 const COPIES: &[&str] =
     &["To do: let go of copies that are used no more, and keep the others on the host (.cpu() of \
      each tensor of state_dict(), and load_state_dict() where one is used)."];

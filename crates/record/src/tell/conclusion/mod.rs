@@ -30,8 +30,8 @@ pub use crate::dump::concluded::{MOST_COLUMNS, MOST_LINES};
 use crate::dump::state::{DeviceState, State};
 use crate::sites::{By, Frame, Site, SiteId, Usage, usage};
 use callers::Callers;
-use evidence::Evidence;
 pub use evidence::device_of;
+use evidence::{Evidence, Refused};
 pub use ranks::Rank;
 use words::{Names, bytes, percent};
 
@@ -92,6 +92,9 @@ impl Conclusion {
         findings.extend(ranks::uneven(&evidence, ranks, explained));
         // Stable: among equals, the first in order of search.
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.bytes));
+        if let Some(refused) = &evidence.refused {
+            kept_first(&evidence, refused, &mut findings);
+        }
         if let (Some(refused), Some(most)) = (&evidence.refused, findings.first())
             && most.is_of_past_steps
             && full::is_larger_by(&evidence, refused, most.bytes, most.bytes_a_step())
@@ -100,7 +103,7 @@ impl Conclusion {
         }
         let mut findings = findings.into_iter();
         let first = findings.next().unwrap_or_else(|| device::nothing(&evidence));
-        let mut said = vec![first.says.clone()];
+        let mut said = vec![words::sentence(&first.says)];
         // Before all that counts blocks.
         said.extend(state.unrecorded());
         let besides = findings.take(MOST_BESIDES);
@@ -120,6 +123,27 @@ impl Conclusion {
         lines.extend(advice);
         let lines = lines.iter().map(|line| words::fit(line)).collect();
         Conclusion { cause: first.cause, lines, accused: first.accused }
+    }
+}
+
+/// Puts what past steps have left before a large request that would have fitted without it, as that
+/// of `torch.cat` of all that is kept: the remedy is then the first one's.
+fn kept_first(evidence: &Evidence<'_>, refused: &Refused, findings: &mut [Finding]) {
+    if findings.first().is_none_or(|first| first.cause != Cause::LargeRequest) {
+        return;
+    }
+    let (live, _) = evidence.live_at_refusal(refused);
+    let room = evidence.room().saturating_sub(refused.others);
+    let is_why = |kept: &Finding| {
+        let (bytes, rate) = (kept.bytes, kept.bytes_a_step());
+        let without = live.saturating_sub(bytes).saturating_add(refused.asked);
+        kept.is_of_past_steps
+            && bytes >= live / 2
+            && without <= room
+            && !full::is_larger_by(evidence, refused, bytes, rate)
+    };
+    if let Some(at) = findings.iter().position(is_why) {
+        findings[..=at].rotate_right(1);
     }
 }
 

@@ -154,6 +154,13 @@ impl<'a> Parts<'a> {
         (is_most && !lines.is_empty()).then(|| format!(", called from {}", lines.join(", ")))
     }
 
+    /// Whether a backward has run through the line that called the model for most activations.
+    pub fn are_trained(&self, evidence: &Evidence<'_>) -> bool {
+        let lines = &evidence.state.training.backward_lines;
+        let most = self.called.iter().max_by_key(|&(called, bytes)| (bytes, called));
+        most.and_then(|(called, _)| called.first()).is_some_and(|line| lines.contains(*line))
+    }
+
     /// The line whose forwards are over and keep much of the activations, though no backward has
     /// run through it, while others were trained: an evaluation, or the beginning of a training.
     pub fn untrained(&self, evidence: &Evidence<'_>) -> Option<(&'a Frame, u64)> {

@@ -69,8 +69,11 @@ impl Names {
         Self(names)
     }
 
-    /// A frame: `train.py:42 in step`.
+    /// A frame: `train.py:42 in step`, or where only a node is known `the backward (MmBackward0)`.
     pub fn frame(&self, frame: &Frame) -> String {
+        if let Some(node) = frame.node() {
+            return cut(&format!("the backward ({node})"), MOST_PLACE);
+        }
         let file = match frame.is_own() {
             true => self.0.get(&frame.file).map_or(tail(&frame.file, 1), |name| name),
             // As it is imported.
@@ -98,7 +101,9 @@ impl Names {
         let Some(place) = self.place(sites, id) else {
             return "code that is not known".to_owned();
         };
-        let about = sites.get(id).map(about).unwrap_or_default();
+        // A node has its phase in its name.
+        let has_phase = sites.line(id).is_some_and(|line| line.node().is_some());
+        let about = sites.get(id).filter(|_| !has_phase).map(about).unwrap_or_default();
         format!("{place}{about}")
     }
 }
@@ -118,6 +123,14 @@ fn about(site: &Site) -> String {
 fn tail(path: &str, parts: usize) -> &str {
     let mut slashes = path.rmatch_indices('/').map(|(at, _)| at);
     slashes.nth(parts - 1).map_or(path, |at| &path[at + 1..])
+}
+
+/// A sentence, which may begin with a place that has no name of a file.
+pub fn sentence(says: &str) -> String {
+    match says.strip_prefix("the ") {
+        Some(rest) => format!("The {rest}"),
+        None => says.to_owned(),
+    }
 }
 
 /// `text` in lines, the later ones indented.

@@ -197,3 +197,29 @@ fn where_the_record_had_no_room_for_blocks_nothing_is_said_not_to_grow() {
     let (_, first) = made.first();
     assert!(first.starts_with("Growth of a line is not known (20 steps): 2 GiB live"), "{first}");
 }
+
+/// A training in which `count` forwards wait that line 20 has called; backwards have run through
+/// `lines`.
+fn waiting(count: u32, lines: &[(&str, u32)]) -> String {
+    let mut made = with_weights(0);
+    for layer in 0..2 {
+        let site = made.module(&format!("net.{layer}"), layer, "train");
+        (0..count).for_each(|_| made.block(site, 0, 7 * GIB / u64::from(count)));
+    }
+    made.trains(lines);
+    made.lows(|_| GIB);
+    let loss = made.line(30, "train");
+    made.refused(GIB, 0, loss);
+    unfolded(&made.concludes())
+}
+
+#[test]
+fn graphs_that_live_on_after_backwards_of_their_line_may_hang_on_a_state() {
+    let carried = "if a state is carried from one backward to the next, detach() it";
+    let said = waiting(40, &[("train", 20)]);
+    assert!(said.contains(carried) && said.contains("activation checkpointing"), "{said}");
+    // One forward, or none that has had its backward.
+    for said in [waiting(1, &[("train", 20)]), waiting(40, &[])] {
+        assert!(!said.contains(carried) && said.contains("activation checkpointing"), "{said}");
+    }
+}
