@@ -16,7 +16,6 @@ from .._bench.work import apart
 from .amounts import size
 from .gpus import GIB
 from .masks import SELECTED
-from .rest import BATCHES
 from .runs import ROOM, Ran, Rest, called
 from .sizing import asks, limit, sizes_itself
 from .trust import difference, little, parted
@@ -161,14 +160,12 @@ def _rest(rest: Rest) -> Optional[dict[str, Any]]:
         reason = found.reason or "the program ended before its steps were made"
         return {
             "stopped": reason, "line": "", "inside": "", "growth": None, "unread": [], "again": "",
-            "batches": BATCHES, "peak_live": None, "needs_more": None,
+            "cut": False, "left": 0, "batches": 0, "loaders": 0, "peak_live": None,
+            "needs_more": None,
         }  # fmt: skip
     if rest.whole.loop is not None:
         told = {**told, "stopped": f"it ran out of memory {in_a_loop(rest.whole.loop)}"}
-    return {
-        **told, "batches": BATCHES, "peak_live": found.allocated_peak,
-        "needs_more": rest.needs_more,
-    }  # fmt: skip
+    return {**told, "peak_live": found.allocated_peak, "needs_more": rest.needs_more}
 
 
 def _spare(gpu: dict[str, Any]) -> int:

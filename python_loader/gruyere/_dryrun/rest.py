@@ -52,8 +52,10 @@ class _Iteration:
         except Exception:
             # Its dataset has no length, or the program's own code for it fails.
             pass
-        # Live bytes each time that the program asked for a batch, once the steps are made.
+        # Live bytes each time that the program asked for a batch, once the steps are made, and the
+        # number that it was given.
         self.live: list[int] = []
+        self.given = 0
 
     def growth(self) -> int:
         """The bytes that a batch leaves behind, on average; 0 if not each of the first does."""
@@ -92,6 +94,14 @@ class Rest:
         self.feeding: Optional[_Iteration] = None
         self.has_begun = False
         self.begun = 0.0
+        # Of the iterations after the steps, but for those of the loader that fed them: the most
+        # batches that one gave, and the ids of their data.
+        self.fed_by: Callable[[], Any] = lambda: None
+        self.batches = 0
+        self.giving: set[int] = set()
+        # Whether a trainer was told to stop, and the bytes that its latest evaluation left behind.
+        self.is_cut = False
+        self.left = 0
         # The seconds that it may take.
         self.seconds: float = 0
         # The number of epochs without steps, and the line at which the latest began.
@@ -177,6 +187,8 @@ class Rest:
                 if of is self.feeding or self._has_enough(of):
                     raise StopIteration
             batch = give(iterator)
+            if self.has_begun:
+                self._count(of)
             self.given()
             self.latest = of
             return batch
@@ -184,8 +196,21 @@ class Rest:
         return giving
 
     def _sample(self, of: _Iteration) -> None:
-        is_used = self.torch.cuda.is_initialized()
-        of.live.append(self.torch.cuda.memory_allocated() if is_used else 0)
+        of.live.append(self.live())
+
+    def live(self) -> int:
+        """The live bytes of the device."""
+        is_used = self.torch is not None and self.torch.cuda.is_initialized()
+        return self.torch.cuda.memory_allocated() if is_used else 0
+
+    def _count(self, of: _Iteration) -> None:
+        loader = of.loader()
+        # A trainer may fetch batches of its training ahead.
+        if loader is None or loader is self.fed_by():
+            return
+        of.given += 1
+        self.batches = max(self.batches, of.given)
+        self.giving.add(id(getattr(loader, "dataset", loader)))
 
     def _has_enough(self, of: _Iteration) -> bool:
         """Whether an iteration has given the batches that the run needs."""
@@ -215,6 +240,7 @@ class Rest:
         self.has_begun, self.begun = True, time.monotonic()
         self.seconds = max(_SECONDS, self.begun - self.started)
         self.patience = self.begun + self.seconds / 2
+        self.fed_by, self.is_cut = self.feeding.loader, is_training_by_itself
         if is_training_by_itself:
             self.feeding = None
         threading.Thread(target=self._guard, daemon=True, name="gruyere-rest").start()
@@ -274,7 +300,8 @@ class Rest:
             }
         return {
             "stopped": self.stopped, "line": self.line, "inside": self.inside, "growth": growth,
-            "unread": self._unread(), "again": self.again,
+            "unread": self._unread(), "again": self.again, "cut": self.is_cut, "left": self.left,
+            "batches": self.batches, "loaders": len(self.giving),
         }  # fmt: skip
 
 
