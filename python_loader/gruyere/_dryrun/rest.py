@@ -20,6 +20,7 @@ import weakref
 from types import ModuleType, TracebackType
 from typing import Any, Callable, Optional
 
+from .. import _early_end
 from .._bench.measure import first_line
 from .._bench.script import Enough
 from .._imports import when_imported
@@ -110,6 +111,7 @@ class Rest:
         # Where the program trains for longer than it is followed.
         self.again = ""
         self.over = threading.Event()
+        self.guard: Optional[threading.Thread] = None
         # Until when batches are given that leave memory behind.
         self.patience = 0.0
         # Of the iterations that were ended before their last batch: the one whose others would
@@ -237,13 +239,16 @@ class Rest:
         trainer ends its training, so that its DataLoader need not end."""
         if self.has_begun or not self.is_asked or self.feeding is None:
             return self.has_begun
+        # The DataLoaders end early.
+        _early_end.told()
         self.has_begun, self.begun = True, time.monotonic()
         self.seconds = max(_SECONDS, self.begun - self.started)
         self.patience = self.begun + self.seconds / 2
         self.fed_by, self.is_cut = self.feeding.loader, is_training_by_itself
         if is_training_by_itself:
             self.feeding = None
-        threading.Thread(target=self._guard, daemon=True, name="gruyere-rest").start()
+        self.guard = threading.Thread(target=self._guard, daemon=True, name="gruyere-rest")
+        self.guard.start()
         return True
 
     def _guard(self) -> None:
@@ -290,6 +295,8 @@ class Rest:
         self.over.set()
         if not self.has_begun:
             return None
+        if self.guard is not None:
+            self.guard.join(1)
         growth = None
         if self.growing is not None:
             growth = {
