@@ -345,3 +345,28 @@ def test_a_torch_that_cannot_serve_is_said(tmp_path, torch, code, reason):
     ran = dryrun(tmp_path, "train.py", python=sys._base_executable, PYTHONPATH=str(tmp_path))
     assert ran.returncode == code, ran.stdout + ran.stderr
     assert reason in ran.stderr
+
+
+# It looks for the largest batch that fits, from a small one on.
+SEARCHES = """
+import torch
+
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+size = 1
+while True:
+    try:
+        model(torch.empty(size, 64, device="cuda")).sum().backward()
+        optimizer.step()
+    except torch.OutOfMemoryError:
+        break
+    size *= 2
+"""
+
+
+def test_a_program_that_handles_out_of_memory_and_met_none_is_said_to_need_more_later(tmp_path):
+    (tmp_path / "train.py").write_text(SEARCHES)
+    ran = dryrun(tmp_path, "--alloc", "torch", "train.py")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    said = " ".join(ran.stdout.split())
+    assert "But it handles out-of-memory errors at train.py:11, and met none: if it looks" in said

@@ -53,7 +53,7 @@ def verdict(report: dict[str, Any]) -> str:
     if is_trusted and SELECTED in report["trust"].get("answered", {}):
         said.append("Masks select every element in these runs: with fewer it needs less.")
     if is_trusted and report["verdict"]["fits"]:
-        said += _after(report)
+        said += _after(report) + _handling(report)
     if differ:
         said.append(_differing(report, *differ))
     if report["growth"]:
@@ -91,6 +91,19 @@ def _after(report: dict[str, Any]) -> list[str]:
             "now and then, is not counted."
         )
     return said
+
+
+def _handling(report: dict[str, Any]) -> list[str]:
+    """That the program may look for the largest batch that fits, of which the steps are the first
+    tries."""
+    program, sizing = report["program"], report.get("sizing") or {}
+    at = sizing.get("handles")
+    if at is None or sizing["caught"] or program["steps"] < program["steps_asked"]:
+        return []
+    return [
+        f"But it handles out-of-memory errors at {at}, and met none: if it looks there for the "
+        "largest batch that fits, its later steps need more."
+    ]
 
 
 def _fed(rest: dict[str, Any]) -> str:
