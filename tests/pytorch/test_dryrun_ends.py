@@ -370,3 +370,26 @@ def test_a_program_that_handles_out_of_memory_and_met_none_is_said_to_need_more_
     assert ran.returncode == 0, ran.stdout + ran.stderr
     said = " ".join(ran.stdout.split())
     assert "But it handles out-of-memory errors at train.py:11, and met none: if it looks" in said
+
+
+# Where there is room for the first try, it needs other memory.
+TRIES = """
+import torch
+
+kept = [torch.zeros(128 << 20, dtype=torch.uint8, device="cuda")]
+try:
+    kept.append(torch.zeros(4 << 30, dtype=torch.uint8, device="cuda"))
+except torch.OutOfMemoryError:
+    kept.append(torch.zeros(64 << 20, dtype=torch.uint8, device="cuda"))
+    kept.append(torch.zeros(2 << 30, dtype=torch.uint8, device="cuda"))
+"""
+
+
+def test_a_program_that_runs_out_of_memory_again_is_told_how_often_and_where_its_peak_is(tmp_path):
+    (tmp_path / "train.py").write_text(TRIES)
+    ran = dryrun(tmp_path, "--alloc", "torch", "--gb", "1", "train.py")
+    assert ran.returncode == 3, ran.stdout + ran.stderr
+    said = " ".join(ran.stdout.split())
+    where = "it runs out of memory 2 times, with 192 MiB live at train.py:8."
+    assert f"It does not fit on 1gb: {where}" in said
+    assert "Live at the peak until it ran out of memory: 192 MiB" in said

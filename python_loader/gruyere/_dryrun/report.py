@@ -87,6 +87,10 @@ def made(
         shown = rest.whole.found.analysis
         if rest.whole.found.allocated_peak > first.found.allocated_peak or not rest.whole.completed:
             shown["peak"] = {**shown["peak"], "step": 0, "phase": AFTER}
+    if shown.get("peak"):
+        of = first if shown is analysis else rest.whole
+        is_out = of is not None and of.found.outcome == OUT_OF_MEMORY
+        shown["peak"] = {**shown["peak"], "out_of_memory": is_out}
     trust = _trust(first, second, plain, by_host, rest)
     caught = max((ran.found.caught for ran in (first, *plain) if ran.completed), default=0)
     sizing = sizes_itself(first.found.facts.get("sizing"), caught)
@@ -258,7 +262,8 @@ def _row(
         "at_size": told is ran.found,
         "retries": ran.found.retries,
         "tight": bool(fits and ran.found.retries and margin < has * _TIGHT),
-        "caught": ran.found.caught if fits else 0,
+        # The last one may have ended it.
+        "caught": max(0, ran.found.caught - (not fits)),
         "margin": margin if fits or margin < 0 else None,
         "smallest_device": smallest,
         "smallest_gpu": None if smallest is None else smallest + gpu["context"],

@@ -172,7 +172,18 @@ def _unfit(report: dict[str, Any], gpu: dict[str, Any], is_trusted: bool) -> str
             f"It does not fit on {gpu['id']}: it sizes itself by the device's memory, which it "
             f"asks for at {sizing['asked']}, and runs out of it."
         )
-    return f"It does not fit on {gpu['id']}{missing and f': {missing} too small'}."
+    if not missing:
+        return f"It does not fit on {gpu['id']}{_where(report, gpu)}."
+    return f"It does not fit on {gpu['id']}: {missing} too small."
+
+
+def _where(report: dict[str, Any], gpu: dict[str, Any]) -> str:
+    """Where a program runs out of memory that on another device would need less."""
+    peak, caught = report["peak"], max(row["caught"] for row in gpu["runs"])
+    said = f": it runs out of memory {times(caught + 1)}"
+    if not peak or not peak["out_of_memory"] or report["analysed"]["gpu"] != gpu["id"]:
+        return said if caught else ""
+    return f"{said}, with {size(peak['bytes'])} live at {peak['line']}"
 
 
 def _differing(report: dict[str, Any], least: int, most: int) -> str:
