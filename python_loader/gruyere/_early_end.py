@@ -48,6 +48,9 @@ def _leave(code: int) -> None:
     shutdown: Any = threading
     shutdown._shutdown()
     atexit._run_exitfuncs()
+    if not _has_daemons():
+        # The handlers have ended them, and the interpreter can end by itself.
+        return
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
