@@ -18,7 +18,7 @@ from importlib.machinery import BuiltinImporter, SourceFileLoader, SourcelessFil
 from types import TracebackType
 from typing import NoReturn, Optional
 
-from . import _imports
+from . import _early_end, _imports
 from ._errors import GruyereError, NoCuda, plain, say
 
 USAGE = """\
@@ -162,18 +162,19 @@ def main() -> None:
 
     refusal = _Refusal("script.py" if options.is_stdin else _what(options))
     _startup.refuse = refusal.end
-    try:
-        _go(options)
-        # The program has caught even the end that it was to come to.
-        refusal.check()
-    except NoCuda as error:
-        # Of a call in the program. That is not at fault, so a traceback would not help.
-        refusal.end(error)
-    except Exception as error:
-        _print_uncaught(error)
-        if options.stand_in:
-            _print_remedy_for_stdin(error)
-        sys.exit(1)
+    with _early_end.Ending():
+        try:
+            _go(options)
+            # The program has caught even the end that it was to come to.
+            refusal.check()
+        except NoCuda as error:
+            # Of a call in the program. That is not at fault, so a traceback would not help.
+            refusal.end(error)
+        except Exception as error:
+            _print_uncaught(error)
+            if options.stand_in:
+                _print_remedy_for_stdin(error)
+            sys.exit(1)
 
 
 class _Refusal:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import COMMAND
+from conftest import COMMAND, ROOT
 from dry_runs import TRAIN, dry, dryrun, row, told
 from gruyere._bench.runners import blame
 
@@ -121,6 +121,73 @@ def test_a_program_that_swallows_exceptions_ends_after_its_steps(tmp_path):
     )
     assert told(ran)["program"]["steps"] == 2
     assert (tmp_path / "atexit").read_text() == "ran " * 3
+
+
+# Threads in calls of C++ that need the GIL at their end: an interpreter that shuts down meanwhile
+# aborts. What it prints at the end is not flushed by itself.
+DAEMONS = """
+import atexit
+import threading
+import torch
+
+
+def work():
+    data = torch.zeros(1 << 16)
+    while True:
+        data + 1
+
+
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+atexit.register(print, "its exit handler")
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+try:
+    while True:
+        model(torch.empty(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+finally:
+    print("its end", end=" and ")
+"""
+
+
+@pytest.mark.parametrize(
+    "words, code",
+    [
+        (["-m", "gruyere", "--stand-in", "--steps", "3", "train.py"], 0),
+        (["-m", "gruyere", "--stand-in", "--steps", "3", "other.py"], 1),
+    ],
+)
+def test_a_program_with_daemon_threads_ends_on_the_stand_in_as_any(tmp_path, words, code):
+    (tmp_path / "train.py").write_text(DAEMONS)
+    (tmp_path / "other.py").write_text(f"{DAEMONS}    raise ValueError\n")
+    ran = subprocess.run(
+        [sys.executable, *words], env=dry()[1] | {"PYTHONPATH": str(ROOT / "python_loader")},
+        cwd=tmp_path, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert ran.returncode == code, ran.stdout + ran.stderr
+    assert ran.stdout == "its end and its exit handler\n"
+    # The library's exit handler ran.
+    assert "gruyere: peak live" in ran.stderr and "Fatal Python error" not in ran.stderr
+
+
+def test_a_program_with_daemon_threads_has_an_answer(tmp_path):
+    (tmp_path / "train.py").write_text(DAEMONS)
+    found = told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py"))
+    assert found["program"]["steps"] == 3 and found["trust"]["reasons"] == []
+    # The stand-in wrote its books.
+    assert found["trust"]["host_reads"] is not None
+
+
+def test_a_program_with_daemon_threads_is_compared(tmp_path):
+    (tmp_path / "train.py").write_text(DAEMONS)
+    line = [COMMAND, "compare", "--stand-in", "--", sys.executable, "train.py"]
+    ran = subprocess.run(
+        list(map(str, line)), env=dry()[1], cwd=tmp_path, capture_output=True, text=True,
+        timeout=600,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "failed" not in ran.stdout
 
 
 # Under one allocator it dies, as a library does that calls what is not there; it warned before.
@@ -278,3 +345,51 @@ def test_a_torch_that_cannot_serve_is_said(tmp_path, torch, code, reason):
     ran = dryrun(tmp_path, "train.py", python=sys._base_executable, PYTHONPATH=str(tmp_path))
     assert ran.returncode == code, ran.stdout + ran.stderr
     assert reason in ran.stderr
+
+
+# It looks for the largest batch that fits, from a small one on.
+SEARCHES = """
+import torch
+
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+size = 1
+while True:
+    try:
+        model(torch.empty(size, 64, device="cuda")).sum().backward()
+        optimizer.step()
+    except torch.OutOfMemoryError:
+        break
+    size *= 2
+"""
+
+
+def test_a_program_that_handles_out_of_memory_and_met_none_is_said_to_need_more_later(tmp_path):
+    (tmp_path / "train.py").write_text(SEARCHES)
+    ran = dryrun(tmp_path, "--alloc", "torch", "train.py")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    said = " ".join(ran.stdout.split())
+    assert "But it handles out-of-memory errors at train.py:11, and met none: if it looks" in said
+
+
+# Where there is room for the first try, it needs other memory.
+TRIES = """
+import torch
+
+kept = [torch.zeros(128 << 20, dtype=torch.uint8, device="cuda")]
+try:
+    kept.append(torch.zeros(4 << 30, dtype=torch.uint8, device="cuda"))
+except torch.OutOfMemoryError:
+    kept.append(torch.zeros(64 << 20, dtype=torch.uint8, device="cuda"))
+    kept.append(torch.zeros(2 << 30, dtype=torch.uint8, device="cuda"))
+"""
+
+
+def test_a_program_that_runs_out_of_memory_again_is_told_how_often_and_where_its_peak_is(tmp_path):
+    (tmp_path / "train.py").write_text(TRIES)
+    ran = dryrun(tmp_path, "--alloc", "torch", "--gb", "1", "train.py")
+    assert ran.returncode == 3, ran.stdout + ran.stderr
+    said = " ".join(ran.stdout.split())
+    where = "it runs out of memory 2 times, with 192 MiB live at train.py:8."
+    assert f"It does not fit on 1gb: {where}" in said
+    assert "Live at the peak until it ran out of memory: 192 MiB" in said

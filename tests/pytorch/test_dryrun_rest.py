@@ -58,7 +58,7 @@ def test_an_evaluation_that_needs_no_more_is_run_and_said_to_need_no_more(tmp_pa
     assert ran.returncode == 0, ran.stdout + ran.stderr
     said = " ".join(ran.stdout.split())
     assert (
-        "What follows, up to train.py:11 where it trains again, with 4 batches of each DataLoader, "
+        "What follows, up to train.py:11 where it trains again, with 4 batches of one DataLoader, "
         "needs no more."
     ) in said
     assert "until it stopped" not in said
@@ -211,6 +211,19 @@ def test_what_a_program_may_keep_it_does_not_write_after_its_steps(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["train.py"]
 
 
+def test_nothing_is_claimed_of_a_rest_in_which_no_loader_gave_a_batch(tmp_path):
+    program(tmp_path, epochs=1)
+    text = (tmp_path / "train.py").read_text()
+    text = text[: text.index("    with torch.no_grad")].replace("held_out = ", "# ")
+    (tmp_path / "train.py").write_text(text + "torch.save(model.state_dict(), 'last.pt')\n")
+    ran = dryrun(tmp_path, "--alloc", "torch", "train.py")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    said = " ".join(ran.stdout.split())
+    assert "needs no more" not in said
+    assert "not what comes later (longer input, an evaluation, a checkpoint)" in said
+    assert "The rest of the program was run, and no other DataLoader gave a batch." in said
+
+
 @pytest.mark.thorough
 def test_a_loop_without_a_data_loader_is_not_run_further(tmp_path):
     loop = EPOCHS.replace("for (x,) in batches", "for x in torch.zeros(400, 16, 1024)")
@@ -252,6 +265,67 @@ def test_a_trainer_evaluates_and_what_it_gathers_counts(tmp_path):
     # 4,000 rows of 64 logits for each of 4,000 words.
     assert row(document, "torch")["peak_live"] > 4000 * 64 * 4000 * 4
     assert not document["rest"]["stopped"] and document["rest"]["growth"] is None
+    # Of 500: what the last few would keep is little.
+    assert document["rest"]["batches"] > 480 and document["rest"]["loaders"] == 1
+    assert document["rest"]["cut"] and document["rest"]["left"] < MIB
+
+
+# An evaluation of 8 batches, each of which makes 1 MiB.
+LIGHTNING = """
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(64, 4096)
+        self.kept = []
+
+    def training_step(self, batch, _):
+        return self.net(batch[0]).square().mean()
+
+    def validation_step(self, batch, _):
+        self.kept.append(self.net(batch[0]))
+
+    def on_validation_epoch_end(self):
+        CLEAR
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+
+data = TensorDataset(torch.zeros(512, 64))
+trainer = pl.Trainer(max_epochs=20, accelerator="gpu", devices=1, logger=False,
+                     check_val_every_n_epoch=EVERY, enable_checkpointing=False,
+                     enable_progress_bar=False)
+trainer.fit(Model(), DataLoader(data, batch_size=8), DataLoader(data, batch_size=64))
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("clear", "every", "claimed", "left"),
+    [
+        ("pass", 1, False, "left 8 MiB behind: if each later one does, 1gb is full after 27 more"),
+        ("self.kept.clear()", 1, True, ""),
+        # None is run.
+        ("pass", 2, False, ""),
+    ],
+)
+def test_of_a_trainer_that_is_told_to_stop_only_what_it_ran_is_claimed(
+    tmp_path, clear, every, claimed, left
+):
+    text = LIGHTNING.replace("CLEAR", clear).replace("EVERY", str(every))
+    (tmp_path / "train.py").write_text(text)
+    ran = dryrun(tmp_path, "--alloc", "torch", "--gb", "1", "train.py", python=FRAMEWORKS)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    said = " ".join(ran.stdout.split())
+    assert "The rest of the program, with" not in said
+    ran_then = "What ran once the trainer was told to stop, with 8 batches of one DataLoader, needs"
+    assert (ran_then in said) == claimed
+    assert left in said and bool(left) == ("each later one" in said)
 
 
 # Without a device.

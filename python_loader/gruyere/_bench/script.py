@@ -13,7 +13,7 @@ import time
 from types import ModuleType
 from typing import Any, Optional
 
-from .. import _launch, _stand_in, _startup
+from .. import _early_end, _launch, _stand_in, _startup
 from .._dryrun.answers import Answers
 from .._dryrun.settings import Settings
 from .._imports import when_imported
@@ -43,11 +43,12 @@ def main(text: str) -> None:
 def run(watch: Watch, request: dict[str, Any]) -> None:
     """Run and measure the program of the request, and exit as python does if it ends by an error.
     Writes the results to its file `answer`."""
-    try:
-        _measure(watch, request)
-    except Exception as error:
-        _launch._print_uncaught(error)
-        sys.exit(1)
+    with _early_end.Ending():
+        try:
+            _measure(watch, request)
+        except Exception as error:
+            _launch._print_uncaught(error)
+            sys.exit(1)
 
 
 def _measure(watch: Watch, request: dict[str, Any]) -> None:
@@ -72,6 +73,10 @@ def _measure(watch: Watch, request: dict[str, Any]) -> None:
 
 class Enough(SystemExit):
     """The requested number of steps is done."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        _early_end.told()
 
 
 class Watch:

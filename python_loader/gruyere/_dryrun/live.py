@@ -25,7 +25,7 @@ _PHASES = ("the program", "backward", "the optimiser's step", "backward, computi
 # The functions in which torch.utils.checkpoint recomputes: the reentrant and the other kind.
 _AGAIN = ("backward", "unpack_hook")
 # Fewer bytes than this left behind by a step are not reported.
-_LITTLE = 64 << 10
+LITTLE = 64 << 10
 # Turns of a loop that reads from the device and keeps more in each, from which on its end may be
 # what it reads.
 _TURNS = 4
@@ -292,11 +292,11 @@ def _growth(history: History) -> Optional[dict[str, Any]]:
             grown[line] = sum(of[step] for step in range(last)) // last
         elif line not in let_go and not of[0] and all(of[step] for step in range(1, last + 1)):
             late[line] = min(of[step] for step in range(1, last + 1))
-    is_unsure = sum(late.values()) >= _LITTLE
+    is_unsure = sum(late.values()) >= LITTLE
     if is_unsure:
         grown.update(late)
     total = sum(grown.values())
-    if total < _LITTLE:
+    if total < LITTLE:
         return None
     most = max(grown, key=lambda line: grown[line])
     return {"bytes_a_step": total, "line": most, "unsure": is_unsure}

@@ -16,7 +16,6 @@ from .._bench.work import apart
 from .amounts import size
 from .gpus import GIB
 from .masks import SELECTED
-from .rest import BATCHES
 from .runs import ROOM, Ran, Rest, called
 from .sizing import asks, limit, sizes_itself
 from .trust import difference, little, parted
@@ -88,6 +87,10 @@ def made(
         shown = rest.whole.found.analysis
         if rest.whole.found.allocated_peak > first.found.allocated_peak or not rest.whole.completed:
             shown["peak"] = {**shown["peak"], "step": 0, "phase": AFTER}
+    if shown.get("peak"):
+        of = first if shown is analysis else rest.whole
+        is_out = of is not None and of.found.outcome == OUT_OF_MEMORY
+        shown["peak"] = {**shown["peak"], "out_of_memory": is_out}
     trust = _trust(first, second, plain, by_host, rest)
     caught = max((ran.found.caught for ran in (first, *plain) if ran.completed), default=0)
     sizing = sizes_itself(first.found.facts.get("sizing"), caught)
@@ -161,14 +164,12 @@ def _rest(rest: Rest) -> Optional[dict[str, Any]]:
         reason = found.reason or "the program ended before its steps were made"
         return {
             "stopped": reason, "line": "", "inside": "", "growth": None, "unread": [], "again": "",
-            "batches": BATCHES, "peak_live": None, "needs_more": None,
+            "cut": False, "left": 0, "batches": 0, "loaders": 0, "peak_live": None,
+            "needs_more": None,
         }  # fmt: skip
     if rest.whole.loop is not None:
         told = {**told, "stopped": f"it ran out of memory {in_a_loop(rest.whole.loop)}"}
-    return {
-        **told, "batches": BATCHES, "peak_live": found.allocated_peak,
-        "needs_more": rest.needs_more,
-    }  # fmt: skip
+    return {**told, "peak_live": found.allocated_peak, "needs_more": rest.needs_more}
 
 
 def _spare(gpu: dict[str, Any]) -> int:
@@ -261,7 +262,8 @@ def _row(
         "at_size": told is ran.found,
         "retries": ran.found.retries,
         "tight": bool(fits and ran.found.retries and margin < has * _TIGHT),
-        "caught": ran.found.caught if fits else 0,
+        # The last one may have ended it.
+        "caught": max(0, ran.found.caught - (not fits)),
         "margin": margin if fits or margin < 0 else None,
         "smallest_device": smallest,
         "smallest_gpu": None if smallest is None else smallest + gpu["context"],

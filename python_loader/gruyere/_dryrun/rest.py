@@ -20,6 +20,7 @@ import weakref
 from types import ModuleType, TracebackType
 from typing import Any, Callable, Optional
 
+from .. import _early_end
 from .._bench.measure import first_line
 from .._bench.script import Enough
 from .._imports import when_imported
@@ -52,8 +53,10 @@ class _Iteration:
         except Exception:
             # Its dataset has no length, or the program's own code for it fails.
             pass
-        # Live bytes each time that the program asked for a batch, once the steps are made.
+        # Live bytes each time that the program asked for a batch, once the steps are made, and the
+        # number that it was given.
         self.live: list[int] = []
+        self.given = 0
 
     def growth(self) -> int:
         """The bytes that a batch leaves behind, on average; 0 if not each of the first does."""
@@ -92,6 +95,14 @@ class Rest:
         self.feeding: Optional[_Iteration] = None
         self.has_begun = False
         self.begun = 0.0
+        # Of the iterations after the steps, but for those of the loader that fed them: the most
+        # batches that one gave, and the ids of their data.
+        self.fed_by: Callable[[], Any] = lambda: None
+        self.batches = 0
+        self.giving: set[int] = set()
+        # Whether a trainer was told to stop, and the bytes that its latest evaluation left behind.
+        self.is_cut = False
+        self.left = 0
         # The seconds that it may take.
         self.seconds: float = 0
         # The number of epochs without steps, and the line at which the latest began.
@@ -100,6 +111,7 @@ class Rest:
         # Where the program trains for longer than it is followed.
         self.again = ""
         self.over = threading.Event()
+        self.guard: Optional[threading.Thread] = None
         # Until when batches are given that leave memory behind.
         self.patience = 0.0
         # Of the iterations that were ended before their last batch: the one whose others would
@@ -177,6 +189,8 @@ class Rest:
                 if of is self.feeding or self._has_enough(of):
                     raise StopIteration
             batch = give(iterator)
+            if self.has_begun:
+                self._count(of)
             self.given()
             self.latest = of
             return batch
@@ -184,8 +198,21 @@ class Rest:
         return giving
 
     def _sample(self, of: _Iteration) -> None:
-        is_used = self.torch.cuda.is_initialized()
-        of.live.append(self.torch.cuda.memory_allocated() if is_used else 0)
+        of.live.append(self.live())
+
+    def live(self) -> int:
+        """The live bytes of the device."""
+        is_used = self.torch is not None and self.torch.cuda.is_initialized()
+        return self.torch.cuda.memory_allocated() if is_used else 0
+
+    def _count(self, of: _Iteration) -> None:
+        loader = of.loader()
+        # A trainer may fetch batches of its training ahead.
+        if loader is None or loader is self.fed_by():
+            return
+        of.given += 1
+        self.batches = max(self.batches, of.given)
+        self.giving.add(id(getattr(loader, "dataset", loader)))
 
     def _has_enough(self, of: _Iteration) -> bool:
         """Whether an iteration has given the batches that the run needs."""
@@ -212,12 +239,16 @@ class Rest:
         trainer ends its training, so that its DataLoader need not end."""
         if self.has_begun or not self.is_asked or self.feeding is None:
             return self.has_begun
+        # The DataLoaders end early.
+        _early_end.told()
         self.has_begun, self.begun = True, time.monotonic()
         self.seconds = max(_SECONDS, self.begun - self.started)
         self.patience = self.begun + self.seconds / 2
+        self.fed_by, self.is_cut = self.feeding.loader, is_training_by_itself
         if is_training_by_itself:
             self.feeding = None
-        threading.Thread(target=self._guard, daemon=True, name="gruyere-rest").start()
+        self.guard = threading.Thread(target=self._guard, daemon=True, name="gruyere-rest")
+        self.guard.start()
         return True
 
     def _guard(self) -> None:
@@ -264,6 +295,8 @@ class Rest:
         self.over.set()
         if not self.has_begun:
             return None
+        if self.guard is not None:
+            self.guard.join(1)
         growth = None
         if self.growing is not None:
             growth = {
@@ -274,7 +307,8 @@ class Rest:
             }
         return {
             "stopped": self.stopped, "line": self.line, "inside": self.inside, "growth": growth,
-            "unread": self._unread(), "again": self.again,
+            "unread": self._unread(), "again": self.again, "cut": self.is_cut, "left": self.left,
+            "batches": self.batches, "loaders": len(self.giving),
         }  # fmt: skip
 
 

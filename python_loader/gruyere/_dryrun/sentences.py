@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .amounts import about, size, times
+from .live import LITTLE
 from .masks import SELECTED
 from .report import AFTER
 from .scope import least, spread
@@ -52,7 +53,7 @@ def verdict(report: dict[str, Any]) -> str:
     if is_trusted and SELECTED in report["trust"].get("answered", {}):
         said.append("Masks select every element in these runs: with fewer it needs less.")
     if is_trusted and report["verdict"]["fits"]:
-        said += _after(report)
+        said += _after(report) + _handling(report)
     if differ:
         said.append(_differing(report, *differ))
     if report["growth"]:
@@ -71,16 +72,18 @@ def _after(report: dict[str, Any]) -> list[str]:
     if not rest or rest["needs_more"] is None:
         return []
     said = []
+    left = _left(report)
     if rest["needs_more"]:
         if report["peak"]["phase"] == AFTER:
             said.append(f"The peak is after the steps, at {report['peak']['line']}.")
-    elif not rest["stopped"] and not rest["unread"]:
+    elif rest["batches"] and not rest["stopped"] and not rest["unread"] and not left:
         what = "The rest of the program"
         if rest["again"]:
             what = f"What follows, up to {rest['again']} where it trains again"
-        said.append(
-            f"{what}, with {rest['batches']} batches of each DataLoader, needs no more."
-        )
+        elif rest["cut"]:
+            what = "What ran once the trainer was told to stop"
+        said.append(f"{what}, with {_fed(rest)}, needs no more.")
+    said += left
     if rest["unread"]:
         at = " and ".join(rest["unread"][:2])
         said.append(
@@ -88,6 +91,44 @@ def _after(report: dict[str, Any]) -> list[str]:
             "now and then, is not counted."
         )
     return said
+
+
+def _handling(report: dict[str, Any]) -> list[str]:
+    """That the program may look for the largest batch that fits, of which the steps are the first
+    tries."""
+    program, sizing = report["program"], report.get("sizing") or {}
+    at = sizing.get("handles")
+    if at is None or sizing["caught"] or program["steps"] < program["steps_asked"]:
+        return []
+    return [
+        f"But it handles out-of-memory errors at {at}, and met none: if it looks there for the "
+        "largest batch that fits, its later steps need more."
+    ]
+
+
+def _fed(rest: dict[str, Any]) -> str:
+    """The batches with which the rest of the program was run."""
+    most, loaders = rest["batches"], rest["loaders"]
+    batches = f"{most} batch{'es' * (most != 1)}"
+    return f"{batches} of one DataLoader" if loaders == 1 else (
+        f"up to {batches} of each of {loaders} DataLoaders"
+    )
+
+
+def _left(report: dict[str, Any]) -> list[str]:
+    """What the evaluation of a trainer that was told to stop has left behind, if anything."""
+    rest, gpu = report["rest"], report["gpus"][0]
+    if rest["left"] < LITTLE:
+        return []
+    more = max(row["margin"] for row in gpu["runs"] if row["fits"]) // rest["left"]
+    if more > _MANY:
+        return []
+    then = f"is full after {more:,} more" if more else "has no room for the next"
+    fed = f", with {_fed(rest)}," if rest["batches"] else ""
+    return [
+        f"But its trainer was told to stop, and the one evaluation{fed} left "
+        f"{size(rest['left'])} behind: if each later one does, {gpu['id']} {then}."
+    ]
 
 
 def _inside(rest: dict[str, Any]) -> str:
@@ -131,7 +172,18 @@ def _unfit(report: dict[str, Any], gpu: dict[str, Any], is_trusted: bool) -> str
             f"It does not fit on {gpu['id']}: it sizes itself by the device's memory, which it "
             f"asks for at {sizing['asked']}, and runs out of it."
         )
-    return f"It does not fit on {gpu['id']}{missing and f': {missing} too small'}."
+    if not missing:
+        return f"It does not fit on {gpu['id']}{_where(report, gpu)}."
+    return f"It does not fit on {gpu['id']}: {missing} too small."
+
+
+def _where(report: dict[str, Any], gpu: dict[str, Any]) -> str:
+    """Where a program runs out of memory that on another device would need less."""
+    peak, caught = report["peak"], max(row["caught"] for row in gpu["runs"])
+    said = f": it runs out of memory {times(caught + 1)}"
+    if not peak or not peak["out_of_memory"] or report["analysed"]["gpu"] != gpu["id"]:
+        return said if caught else ""
+    return f"{said}, with {size(peak['bytes'])} live at {peak['line']}"
 
 
 def _differing(report: dict[str, Any], least: int, most: int) -> str:
@@ -165,7 +217,9 @@ def scope(report: dict[str, Any]) -> list[str]:
     said = []
     rest = report["rest"]
     if number >= program["steps_asked"]:
-        later = "longer input" if rest else "longer input, an evaluation, a checkpoint"
+        later = "longer input, an evaluation, a checkpoint"
+        if rest and rest["batches"]:
+            later = "longer input, later evaluations" if rest["cut"] else "longer input"
         said.append(
             f"The dry run covers the first {ran}, not what comes later ({later}): --steps COUNT "
             "runs more."
@@ -175,10 +229,9 @@ def scope(report: dict[str, Any]) -> list[str]:
         until = f", until it stopped{at}: {rest['stopped']}" if rest["stopped"] else ""
         if rest["again"]:
             until = f", up to {rest['again']} where it trains again"
-        said.append(
-            f"The rest of the program was run with {rest['batches']} batches of each DataLoader"
-            f"{until}."
-        )
+        told = "Once its trainer was told to stop, the" if rest["cut"] else "The"
+        fed = f" with {_fed(rest)}" if rest["batches"] else ", and no other DataLoader gave a batch"
+        said.append(f"{told} rest of the program was run{fed}{until}.")
     if found:
         low, most = least(found, "activations"), max(found["activations"])
         if spread(report):

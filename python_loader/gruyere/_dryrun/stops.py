@@ -2,7 +2,8 @@
 
 An optimiser's step raises `Enough`. It is not an `Exception`, so a program that continues after
 errors ends too; exit handlers run. A trainer that supports it gets a request to stop, and `Enough`
-is raised when its training returns.
+is raised when its training returns. What an evaluation of that trainer leaves behind is noted: only
+one is run, and each later one may leave as much.
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ class Stops:
         when_imported("transformers.trainer", self._transformers)
         for name in ("pytorch_lightning.trainer.trainer", "lightning.pytorch.trainer.trainer"):
             when_imported(name, self._lightning)
+        for name in ("pytorch_lightning", "lightning.pytorch"):
+            when_imported(f"{name}.loops.evaluation_loop", self._lightning_evaluation)
 
     def _transformers(self, module: ModuleType) -> None:
         trainer: Any = module.Trainer
         trainer.train = self._training(trainer.train)
+        trainer.evaluate = self._evaluating(trainer.evaluate)
         handler: Any = module.CallbackHandler
         handler.on_step_end = self._asking(handler.on_step_end, _evaluates)
         handler.on_epoch_end = self._asking(handler.on_epoch_end, lambda *_: False)
@@ -71,6 +75,26 @@ class Stops:
             vars(of)["_gruyere_should_stop"] = value
 
         trainer.should_stop = property(get, put)
+
+    def _lightning_evaluation(self, module: ModuleType) -> None:
+        # Lightning 2.0 and newer.
+        loop: Any = getattr(module, "_EvaluationLoop", None)
+        if loop is not None:
+            loop.run = self._evaluating(loop.run)
+
+    def _evaluating(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap an evaluation to note what it leaves behind within a training that is to stop."""
+
+        @functools.wraps(evaluate)
+        def evaluating(*arguments: Any, **options: Any) -> Any:
+            if not (self.rest.has_begun and self.trainings):
+                return evaluate(*arguments, **options)
+            before = self.rest.live()
+            result = evaluate(*arguments, **options)
+            self.rest.left = max(0, self.rest.live() - before)
+            return result
+
+        return evaluating
 
     def _training(self, train: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(train)

@@ -216,7 +216,8 @@ def _kinds(report: dict[str, Any], width: int) -> str:
     if peak["step"]:
         when = f"in step {peak['step']}, {when}"
     where = f"{when}at {peak['line']}"
-    lines = [_wrapped(f"Live at the peak: {size(peak['bytes'])}, {where}", width)]
+    until = " until it ran out of memory" if peak["out_of_memory"] else ""
+    lines = [_wrapped(f"Live at the peak{until}: {size(peak['bytes'])}, {where}", width)]
     for kind, number in peak["kinds"].items():
         if number:
             share = number / peak["bytes"]
