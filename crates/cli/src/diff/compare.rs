@@ -110,11 +110,7 @@ impl DeviceChange {
 
 /// The number of the only device on which a process holds or held memory.
 fn only_used(state: &State) -> Option<u32> {
-    let is_used = |device: &&DeviceState| {
-        let most = device.reserved_peak_bytes.max(device.live_peak_bytes);
-        most.max(device.held.reserved_bytes).max(device.live.all.bytes) > 0
-    };
-    let mut used = state.devices.iter().filter(is_used).map(|device| device.device);
+    let mut used = state.devices.iter().filter(|device| device.is_used()).map(|of| of.device);
     used.next().filter(|_| used.next().is_none())
 }
 

@@ -353,7 +353,7 @@ impl fmt::Display for Report {
         write!(f, "{}", self.headline())?;
         // In torch's words.
         if self.limit < self.total {
-            write!(f, " {} allowed;", Bytes(self.limit))?;
+            write!(f, " {} allowed.", Bytes(self.limit))?;
         }
         if let Some(pool) = &self.pool {
             write!(f, "\n{pool}")?;

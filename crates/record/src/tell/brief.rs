@@ -29,7 +29,9 @@ pub fn brief(state: &State, columns: usize) -> String {
 /// `most`: the most columns of a line's name.
 fn write(out: &mut String, state: &State, most: usize) -> fmt::Result {
     about(out, &state.process, &state.gruyere)?;
-    for device in &state.devices {
+    // Each rank of a job sees the GPUs of all ranks of its host.
+    let is_any_used = state.devices.iter().any(DeviceState::is_used);
+    for device in state.devices.iter().filter(|device| device.is_used() || !is_any_used) {
         of_device(out, state, device, most)?;
     }
     Ok(())
@@ -196,6 +198,19 @@ mod tests {
         let page = brief(&State { devices: vec![device.clone()], ..State::default() }, 80);
         assert!(page.contains("steps 1 to 20                 from 616.00 MiB to 880.00 MiB"));
         assert_eq!(device.peaks_by_step()[&4], 658 * mib);
+    }
+
+    #[test]
+    fn a_device_that_a_rank_only_sees_is_left_out() {
+        let seen = DeviceState { name: "of rank 0".into(), ..DeviceState::default() };
+        let used = DeviceState { device: 1, live_peak_bytes: 1 << 20, ..DeviceState::default() };
+        let page = |devices: &[&DeviceState]| {
+            let devices = devices.iter().map(|&device| device.clone()).collect();
+            brief(&State { devices, ..State::default() }, 80)
+        };
+        let both = page(&[&seen, &used]);
+        assert!(both.contains("device 1") && !both.contains("of rank 0"), "{both}");
+        assert!(page(&[&seen]).contains("of rank 0"), "where none is used, all are told");
     }
 
     /// 100 steps whose peaks go up and down.

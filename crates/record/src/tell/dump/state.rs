@@ -245,6 +245,12 @@ pub struct DeviceState {
 }
 
 impl DeviceState {
+    /// Whether the process holds or held memory on it.
+    pub fn is_used(&self) -> bool {
+        let most = self.reserved_peak_bytes.max(self.live_peak_bytes);
+        most.max(self.held.reserved_bytes).max(self.live.all.bytes) > 0
+    }
+
     /// The live blocks by the step of their allocation, if known.
     pub fn live_by_step(&self) -> BTreeMap<u64, Sum> {
         let mut steps: BTreeMap<u64, Sum> = BTreeMap::new();
