@@ -14,8 +14,10 @@ use super::torch::{CudaStream, handle};
 use super::{fork, run_file};
 use crate::file;
 use crate::heap::{Error, Lifetime, Mark, Phase, lifetime};
+use crate::record::sweep::is_copy;
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 /// Announces the hooks that the loader has wired: 1 is record_stream, 2 the capture hooks (begin,
 /// end, release), 3 both. Until then, memory never passes from stream to stream, and every request
@@ -195,23 +197,27 @@ pub extern "C" fn gruyere_lifetime_pop() -> c_int {
 }
 
 /// Keeps the record for `gruyere post`. Call it when an uncaught out-of-memory ends the program;
-/// the record is kept as it was when the request was refused; where there is no room for a copy, as
-/// it is at the end of the program (the log says so).
+/// the record is kept as it was when the request was refused.
 ///
-/// Returns 0; -1 if there is no record, or none is to be kept (`records_kept:0`).
+/// Returns 0; 1 if there is no room for a copy, so that the record is kept as it will be at the end
+/// of the program (the log says so); -1 if there is no record, or none is to be kept
+/// (`records_kept:0`).
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_keep_record() -> c_int {
     if fork::is_forked_child() {
         return GRUYERE_UNAVAILABLE;
     }
-    guarded(GRUYERE_UNAVAILABLE, || if keep_record() { GRUYERE_OK } else { GRUYERE_UNAVAILABLE })
+    guarded(GRUYERE_UNAVAILABLE, || match keep_record() {
+        Some(path) if is_copy(&path) => GRUYERE_OK,
+        Some(_) => 1,
+        None => GRUYERE_UNAVAILABLE,
+    })
 }
 
-/// As [`gruyere_keep_record`]: whether there is a record to keep, and one is wanted.
-pub(super) fn keep_record() -> bool {
+/// As [`gruyere_keep_record`]: the path of what is kept.
+pub(super) fn keep_record() -> Option<PathBuf> {
     let is_wanted = config().is_some_and(|config| config.heap.records_kept > 0);
-    let heap = current().filter(|_| is_wanted);
-    heap.is_some_and(|heap| heap.record().leave_copy().is_some())
+    current().filter(|_| is_wanted)?.record().leave_copy()
 }
 
 /// Marks the end of a training step, or of a request to a server.

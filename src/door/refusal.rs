@@ -5,6 +5,7 @@
 
 use super::python;
 use crate::heap::Heap;
+use crate::record::sweep::is_copy;
 use crate::record::{DeviceGauge, Reader};
 use parking_lot::Mutex;
 use std::ffi::c_int;
@@ -55,7 +56,7 @@ pub(super) fn at_exit(heap: &Heap, status: c_int) {
     if Served::of(heap).is_none_or(|now| now.has_gone_on(then)) {
         return;
     }
-    if super::control::keep_record() {
+    if super::control::keep_record().is_some_and(|path| is_copy(&path)) {
         log::warn!(
             "the program ends with status {status} after an out-of-memory: `gruyere post {}` \
              shows what was live then",

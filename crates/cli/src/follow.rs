@@ -9,7 +9,8 @@
 //! copy of its record that it left then.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use gruyere_record::claim::Claim;
@@ -371,7 +372,7 @@ impl Follower {
                 follower.followed.insert(reader.path().to_owned(), Followed::new(reader, &claim));
             }
             Which::All(folder) => {
-                std::fs::read_dir(&folder.directory).map_err(|error| unreadable(folder, &error))?;
+                folder.living().map(drop)?;
             }
         }
         Ok(follower)
@@ -472,7 +473,11 @@ impl Follower {
     }
 
     fn look_for_new(&mut self, folder: &Folder, now: Instant) {
-        let Ok(there) = sweep::names(&folder.directory) else { return };
+        let there = match sweep::names(&folder.directory) {
+            Ok(there) => there,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(_) => return,
+        };
         self.foreign = 0;
         // A damaged record costs time before it is given up: not at every sample.
         self.given_up.retain(|_, at| now.duration_since(*at) < AGAIN);
@@ -494,15 +499,19 @@ impl Follower {
         }
         if self.looked_for_memfds.is_none_or(|at| now.duration_since(at) >= FOR_MEMFDS) {
             self.looked_for_memfds = Some(now);
+            self.trouble.retain(|path, _| !is_memfd(path));
             for found in memfds::read(&folder.directory, folder.owners(), |_| true) {
-                if !self.followed.contains_key(&found.path) {
+                // The path of one that has ended may be another's by now.
+                let followed = self.followed.get(&found.path);
+                let is_known = followed.is_some_and(|one| one.life == Life::Live);
+                if !is_known && !self.given_up.contains_key(&found.path) {
                     self.enter(found);
                 }
             }
         }
         let there: BTreeSet<PathBuf> = there.into_iter().collect();
         self.old.retain(|path| there.contains(path));
-        self.trouble.retain(|path, _| there.contains(path));
+        self.trouble.retain(|path, _| there.contains(path) || is_memfd(path));
     }
 
     fn enter(&mut self, Found { path, reader, claim, .. }: Found) {
@@ -526,7 +535,7 @@ impl Follower {
     }
 }
 
-fn unreadable(folder: &Folder, error: &std::io::Error) -> Failure {
-    let folder = folder.directory.display();
-    Failure::new(format_args!("{folder}: {error}; name the folder of the records with --directory"))
+/// Whether this is the path of a record without a file.
+fn is_memfd(path: &Path) -> bool {
+    path.starts_with("/proc")
 }

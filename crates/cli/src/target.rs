@@ -52,9 +52,16 @@ impl Folder {
     /// # Errors
     /// The folder can't be read.
     pub fn read(&self, wanted: impl Fn(&Opened) -> bool) -> Result<Listing, Failure> {
-        let mut listing = sweep::read(&self.directory, self.owners(), &wanted)
-            .map_err(|error| self.failure(&error))?;
-        listing.found.extend(memfds::read(&self.directory, self.owners(), wanted));
+        let files = sweep::read(&self.directory, self.owners(), &wanted);
+        let memfds = memfds::read(&self.directory, self.owners(), wanted);
+        let mut listing = match files {
+            // Processes whose folder is missing have memfds.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !memfds.is_empty() => {
+                Listing::default()
+            }
+            files => files.map_err(|error| self.failure(&error))?,
+        };
+        listing.found.extend(memfds);
         Ok(listing)
     }
 
@@ -350,9 +357,16 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
             trouble.push_str(": there is no such folder");
             Listing::default()
         }
-        _ => folder.read(|opened| is_named(opened.path()))?,
+        _ => {
+            let files =
+                sweep::read(&folder.directory, folder.owners(), |opened| is_named(opened.path()));
+            files.map_err(|error| folder.failure(&error))?
+        }
     };
-    let Listing { found, foreign, .. } = listing;
+    let Listing { mut found, foreign, .. } = listing;
+    found.extend(memfds::read(&folder.directory, folder.owners(), |opened| {
+        opened.process().is_some_and(|process| process.pid == pid)
+    }));
     for Found { state, reader, claim, .. } in found {
         match reader {
             // Writing to a String cannot fail, here and below.
@@ -399,7 +413,7 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
     if let Some((_, _, reader)) = readers.into_iter().next() {
         return Ok(reader);
     }
-    let memfd = memfds::of_process(&folder.directory, pid, folder.owners());
+    let memfd = memfds::of_process(pid, folder.owners());
     memfd.and_then(|found| found.reader.ok()).ok_or_else(|| {
         if !unread.is_empty() {
             let reasons = unread.join("; ");

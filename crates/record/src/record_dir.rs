@@ -14,8 +14,7 @@ pub const VARIABLE: &str = "GRUYERE_RECORD_DIR";
 /// The folder if the variable is unset or empty.
 pub const DEFAULT: &str = "/dev/shm";
 
-/// The folder. If no file can be made in it, the record is a file without a name, and a warning
-/// says so.
+/// The folder. If no file can be made in it, the record is a memfd, and a warning says so.
 pub fn record_dir() -> PathBuf {
     folder(std::env::var_os(VARIABLE))
 }

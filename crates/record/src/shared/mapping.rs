@@ -20,6 +20,8 @@ pub const FILE_PREFIX: &str = "gruyere-";
 /// Suffix of all file names of records.
 pub const FILE_SUFFIX: &str = ".record";
 
+/// Prefix of all names of memfds.
+pub const MEMFD_PREFIX: &[u8] = b"gruyere records of ";
 /// The longest name of a memfd (bytes; `memfd_create(2)`).
 const MEMFD_NAME: usize = 249;
 /// Bytes copied at once.
@@ -30,7 +32,7 @@ const COPIED: u64 = 1 << 20;
 pub enum Backing {
     /// A named file.
     File(PathBuf),
-    /// A file without a name; readers find it through /proc/PID/fd.
+    /// A memfd; readers find it through /proc/PID/fd.
     Memfd,
     /// Memory of this process only.
     Private,
@@ -184,8 +186,9 @@ pub fn is_locked(fd: RawFd, kind: u32) -> Option<bool> {
 
 /// The name of a memfd that stands for a file in `directory`, by which readers find it in /proc.
 pub fn memfd_name(directory: &Path) -> Vec<u8> {
+    let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
     let directory: PathBuf = directory.components().collect();
-    let mut name = [b"gruyere records of ", directory.as_os_str().as_bytes()].concat();
+    let mut name = [MEMFD_PREFIX, directory.as_os_str().as_bytes()].concat();
     name.truncate(MEMFD_NAME);
     name
 }
@@ -228,7 +231,7 @@ impl Mapping {
         })
     }
 
-    /// As [`Mapping::file`], but a memfd, since `directory` has no room for a file.
+    /// As [`Mapping::file`], but a memfd, where no file can be made in `directory`.
     pub fn memfd(directory: &Path, length: u64, fixed: u64) -> io::Result<Mapping> {
         within_file_limit(length)?;
         let name = CString::new(memfd_name(directory))?;

@@ -508,8 +508,8 @@ impl Record {
     /// Leaves a copy of the record for after the process's end, as it was at the kept out-of-memory
     /// ([`Record::keep_moment`]) or as it is now, as if the process had been killed at that moment:
     /// see [`Mapping::copy`]. Where a copy can't be written, the record itself stays, as it will be
-    /// at the process's end. Returns the path of what stays; `None`: there is no file, or this is a
-    /// forked child.
+    /// at the process's end. Returns the path of what stays ([`sweep::is_copy`] tells which); `None`:
+    /// there is no file, or this is a forked child.
     pub fn leave_copy(&self) -> Option<PathBuf> {
         if !self.detail || !self.mapping.is_creator() {
             return None;
@@ -520,16 +520,14 @@ impl Record {
         };
         copy.unwrap_or_else(|error| {
             self.closed.store(true, PrivateOrdering::Release);
-            let path = self.path().map(Path::to_owned);
-            if let Some(folder) = path.as_deref().and_then(Path::parent) {
-                log::warn!(
-                    "`gruyere post` will show what is live at the end of the program, not what was \
-                     live at the out-of-memory: a copy of the record can't be written to {} \
-                     ({error}); GRUYERE_RECORD_DIR names another folder",
-                    folder.display()
-                );
-            }
-            path
+            let path = self.path()?;
+            log::warn!(
+                "`gruyere post` will show what is live at the end of the program, not what was \
+                 live at the out-of-memory: no copy of {} can be written ({error}); \
+                 GRUYERE_RECORD_DIR names another folder",
+                path.display()
+            );
+            Some(path.to_owned())
         })
     }
 
