@@ -13,7 +13,7 @@ import atexit
 import sys
 import threading
 from contextlib import suppress
-from typing import Any
+from typing import Any, Optional
 
 # Whether the program has been told to end.
 _told = False
@@ -32,13 +32,21 @@ class Ending:
         pass
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        code = error.code if isinstance(error, SystemExit) else error
-        if _told and (code is None or isinstance(code, int)) and _has_daemons():
-            _leave(code or 0)
+        if _told and (error is None or isinstance(error, SystemExit)) and _has_daemons():
+            _leave(_status(error))
 
 
 def _has_daemons() -> bool:
     return any(thread.daemon for thread in threading.enumerate())
+
+
+def _status(error: Optional[SystemExit]) -> int:
+    """The exit status of a program that ends by this error, which may say something."""
+    code = error.code if error is not None else None
+    if code is None or isinstance(code, int):
+        return code or 0
+    print(code, file=sys.stderr)
+    return 1
 
 
 def _leave(code: int) -> None:
@@ -46,7 +54,9 @@ def _leave(code: int) -> None:
 
     # What the interpreter does at its end: other threads, exit handlers, streams.
     shutdown: Any = threading
-    shutdown._shutdown()
+    # By Ctrl-C it waits for them no more.
+    with suppress(KeyboardInterrupt):
+        shutdown._shutdown()
     atexit._run_exitfuncs()
     if not _has_daemons():
         # The handlers have ended them, and the interpreter can end by itself.

@@ -1,6 +1,7 @@
 """Pieces of a dry run, each by itself, without a device."""
 
 import sys
+import tempfile
 from types import SimpleNamespace
 
 import pytest
@@ -517,4 +518,7 @@ def test_what_torch_geometric_generates_is_no_line_of_the_program(tmp_path):
     lines = Lines(str(tmp_path))
     for name in ("torch_geometric.nn.conv.gat_conv_GATConv_propagate_x.py", "__main___C_p.py"):
         assert lines.name(str(tmp_path / name)) is None
+    assert lines.name(f"{tempfile.gettempdir()}/models.gat_OwnConv_propagate_x1.py") is None
+    own = "label_propagate_training.py"
+    assert lines.name(str(tmp_path / own)) == own
     assert lines.name(str(tmp_path / "torch_geometric_train.py")) == "torch_geometric_train.py"

@@ -67,6 +67,17 @@ def test_an_evaluation_that_needs_no_more_is_run_and_said_to_need_no_more(tmp_pa
     assert [file.name for file in tmp_path.iterdir()] == ["train.py"]
 
 
+def test_a_loader_made_for_one_loop_counts(tmp_path):
+    program(tmp_path)
+    text = (tmp_path / "train.py").read_text()
+    loaders = [line for line in text.splitlines() if line.startswith("held_out = ")]
+    made = loaders[0].removeprefix("held_out = ")
+    text = text.replace(loaders[0], "#").replace("in held_out", f"in {made}")
+    (tmp_path / "train.py").write_text(text)
+    said = " ".join(dryrun(tmp_path, "--alloc", "torch", "train.py").stdout.split())
+    assert "where it trains again, with 4 batches of one DataLoader, needs no more." in said
+
+
 def test_an_evaluation_that_runs_out_of_memory_does_not_fit_and_its_line_is_named(tmp_path):
     program(tmp_path, rows=400_000, size=100_000)
     arguments = ("--gb", "0.5", "--context", "100MiB")

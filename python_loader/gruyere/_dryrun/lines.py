@@ -5,15 +5,21 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sysconfig
+import tempfile
 from pathlib import Path
 from types import FrameType
 from typing import Any, Optional
 
 NOWHERE = "(libraries)"
-# Beginnings of names of files that torch_geometric writes: the message passing of its layers, and
-# of the script's own. As `is_generated` of the record's crate.
-GENERATED = ("torch_geometric.", "__main___")
+# Names of the files into which torch_geometric writes the message passing of layers; those of a
+# program's own modules lie in the folder for temporary files. As `is_generated` of the record's
+# crate.
+GENERATED = re.compile(r"torch_geometric\.|__main___")
+GENERATED_FOR_OWN = re.compile(
+    re.escape(tempfile.gettempdir()) + r"/[^/]+_(propagate|edge_updater)_"
+)
 
 
 class Lines:
@@ -44,7 +50,9 @@ class Lines:
         return self.known[file]
 
     def _name(self, file: str) -> Optional[str]:
-        if not file or file.startswith("<") or os.path.basename(file).startswith(GENERATED):
+        if not file or file.startswith("<"):
+            return None
+        if GENERATED.match(os.path.basename(file)) or GENERATED_FOR_OWN.match(file):
             return None
         path = os.path.realpath(file)
         if self.own and path.startswith(self.own):

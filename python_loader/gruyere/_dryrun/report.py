@@ -263,7 +263,7 @@ def _row(
         "retries": ran.found.retries,
         "tight": bool(fits and ran.found.retries and margin < has * _TIGHT),
         # The last one may have ended it.
-        "caught": max(0, ran.found.caught - (not fits)),
+        "caught": max(0, ran.found.caught - (ran.found.outcome == OUT_OF_MEMORY)),
         "margin": margin if fits or margin < 0 else None,
         "smallest_device": smallest,
         "smallest_gpu": None if smallest is None else smallest + gpu["context"],

@@ -44,7 +44,9 @@ class _Iteration:
     """An iteration of a DataLoader."""
 
     def __init__(self, loader: Any, line: str) -> None:
+        # None once it is gone: an iterator does not keep its DataLoader.
         self.loader = weakref.ref(loader)
+        self.data = id(getattr(loader, "dataset", loader))
         self.line = line
         # The number of batches that the DataLoader has.
         self.batches: Optional[int] = None
@@ -97,7 +99,7 @@ class Rest:
         self.begun = 0.0
         # Of the iterations after the steps, but for those of the loader that fed them: the most
         # batches that one gave, and the ids of their data.
-        self.fed_by: Callable[[], Any] = lambda: None
+        self.fed_by: Optional[_Iteration] = None
         self.batches = 0
         self.giving: set[int] = set()
         # Whether a trainer was told to stop, and the bytes that its latest evaluation left behind.
@@ -206,13 +208,13 @@ class Rest:
         return self.torch.cuda.memory_allocated() if is_used else 0
 
     def _count(self, of: _Iteration) -> None:
-        loader = of.loader()
         # A trainer may fetch batches of its training ahead.
-        if loader is None or loader is self.fed_by():
+        loader, fed_by = of.loader(), self.fed_by
+        if of is fed_by or (fed_by and loader is not None and loader is fed_by.loader()):
             return
         of.given += 1
         self.batches = max(self.batches, of.given)
-        self.giving.add(id(getattr(loader, "dataset", loader)))
+        self.giving.add(of.data)
 
     def _has_enough(self, of: _Iteration) -> bool:
         """Whether an iteration has given the batches that the run needs."""
@@ -244,7 +246,7 @@ class Rest:
         self.has_begun, self.begun = True, time.monotonic()
         self.seconds = max(_SECONDS, self.begun - self.started)
         self.patience = self.begun + self.seconds / 2
-        self.fed_by, self.is_cut = self.feeding.loader, is_training_by_itself
+        self.fed_by, self.is_cut = self.feeding, is_training_by_itself
         if is_training_by_itself:
             self.feeding = None
         self.guard = threading.Thread(target=self._guard, daemon=True, name="gruyere-rest")

@@ -230,7 +230,9 @@ def scope(report: dict[str, Any]) -> list[str]:
         if rest["again"]:
             until = f", up to {rest['again']} where it trains again"
         told = "Once its trainer was told to stop, the" if rest["cut"] else "The"
-        fed = f" with {_fed(rest)}" if rest["batches"] else ", and no other DataLoader gave a batch"
+        fed = f" with {_fed(rest)}" if rest["batches"] else ""
+        if not fed and rest["needs_more"] is not None:
+            fed = ", and no other DataLoader gave a batch"
         said.append(f"{told} rest of the program was run{fed}{until}.")
     if found:
         low, most = least(found, "activations"), max(found["activations"])

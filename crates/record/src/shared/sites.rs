@@ -174,13 +174,16 @@ impl Frame {
             && !self.is_generated()
     }
 
-    /// Whether a library has written the file, wherever it lies: torch_geometric a layer's message
-    /// passing (`__main___`: of a layer of the script's), torch.compile what it has compiled. By
-    /// name, as in `_dryrun/lines.py`: a script may lie in the folder for temporary files too.
+    /// Whether a library has written the file, wherever it lies: torch_geometric the message
+    /// passing of a layer (`MODULE_LAYER_propagate_RANDOM.py`), torch.compile what it has compiled.
+    /// By name, as in `_dryrun/lines.py`: a script may lie in the folder for temporary files too.
     fn is_generated(&self) -> bool {
-        let name = self.file.rsplit_once('/').map_or(&*self.file, |(_, name)| name);
-        ["torch_geometric.", "__main___"].iter().any(|begin| name.starts_with(begin))
-            || self.file.contains("/torchinductor_")
+        let (folder, name) = self.file.rsplit_once('/').unwrap_or(("", &self.file));
+        let is_of_a_layer =
+            ["torch_geometric.", "__main___"].iter().any(|part| name.starts_with(part))
+                || (folder == "/tmp"
+                    && ["_propagate_", "_edge_updater_"].iter().any(|part| name.contains(part)));
+        is_of_a_layer || self.file.contains("/torchinductor_")
     }
 }
 

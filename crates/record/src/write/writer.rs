@@ -508,8 +508,8 @@ impl Record {
     /// Leaves a copy of the record for after the process's end, as it was at the kept out-of-memory
     /// ([`Record::keep_moment`]) or as it is now, as if the process had been killed at that moment:
     /// see [`Mapping::copy`]. Where a copy can't be written, the record itself stays, as it will be
-    /// at the process's end. Returns the path of what stays ([`sweep::is_copy`] tells which); `None`:
-    /// there is no file, or this is a forked child.
+    /// at the process's end. Returns the path of what stays ([`sweep::is_copy`] tells which);
+    /// `None`: there is no file, or this is a forked child.
     pub fn leave_copy(&self) -> Option<PathBuf> {
         if !self.detail || !self.mapping.is_creator() {
             return None;

@@ -221,6 +221,7 @@ mod tests {
             "/tmp/torch_geometric.nn.conv.gat_conv_GATConv_propagate_xng5vk1u.py",
             "/home/me/.cache/pyg/message_passing/torch_geometric.nn.conv.gcn_conv_propagate.py",
             "/tmp/__main___OwnConv_propagate_xng5vk1u.py",
+            "/tmp/models.gat_OwnConv_edge_updater_xng5vk1u.py",
             "/tmp/torchinductor_me/nl/cnl7.py",
         ] {
             assert!(!is_own(file), "{file}");
@@ -230,6 +231,7 @@ mod tests {
             "/tmp/tmpx1y2z3/train.v2.py",
             "/tmp/ipykernel_7/1234.py",
             "/tmp/torch_geometric_train.py",
+            "/home/me/label_propagate_training.py",
             "/home/me/torch_geometric.examples/train.py",
             "/home/me/__main__.py",
         ] {

@@ -127,7 +127,8 @@ impl Conclusion {
 }
 
 /// Puts what past steps have left before a large request that would have fitted without it, as that
-/// of `torch.cat` of all that is kept: the remedy is then the first one's.
+/// of `torch.cat` of all that is kept: the remedy is then the first one's. A request of more than
+/// all that is live stays the cause.
 fn kept_first(evidence: &Evidence<'_>, refused: &Refused, findings: &mut [Finding]) {
     if findings.first().is_none_or(|first| first.cause != Cause::LargeRequest) {
         return;
@@ -140,6 +141,7 @@ fn kept_first(evidence: &Evidence<'_>, refused: &Refused, findings: &mut [Findin
         kept.is_of_past_steps
             && bytes >= live / 2
             && without <= room
+            && refused.asked <= live
             && !full::is_larger_by(evidence, refused, bytes, rate)
     };
     if let Some(at) = findings.iter().position(is_why) {
