@@ -46,8 +46,9 @@ class _Iteration:
     def __init__(self, loader: Any, line: str) -> None:
         # None once it is gone: an iterator does not keep its DataLoader.
         self.loader = weakref.ref(loader)
-        self.data = id(getattr(loader, "dataset", loader))
         self.line = line
+        # Where the DataLoader was made, or else its data: one that a loop makes is one.
+        self.source: Any = id(getattr(loader, "dataset", loader))
         # The number of batches that the DataLoader has.
         self.batches: Optional[int] = None
         try:
@@ -98,10 +99,10 @@ class Rest:
         self.has_begun = False
         self.begun = 0.0
         # Of the iterations after the steps, but for those of the loader that fed them: the most
-        # batches that one gave, and the ids of their data.
+        # batches that one gave, and their sources.
         self.fed_by: Optional[_Iteration] = None
         self.batches = 0
-        self.giving: set[int] = set()
+        self.giving: set[Any] = set()
         # Whether a trainer was told to stop, and the bytes that its latest evaluation left behind.
         self.is_cut = False
         self.left = 0
@@ -175,7 +176,11 @@ class Rest:
             iterator = begin(loader)
             self.iterated.add(id(getattr(loader, "dataset", loader)))
             line = self.lines.of_stack(sys._getframe(1))
-            self.iterations[iterator] = _Iteration(loader, line)
+            self.iterations[iterator] = iteration = _Iteration(loader, line)
+            for known, made in reversed(self.made):
+                if known() is loader and made != NOWHERE:
+                    iteration.source = made
+                    break
             return iterator
 
         return beginning
@@ -214,7 +219,7 @@ class Rest:
             return
         of.given += 1
         self.batches = max(self.batches, of.given)
-        self.giving.add(of.data)
+        self.giving.add(of.source)
 
     def _has_enough(self, of: _Iteration) -> bool:
         """Whether an iteration has given the batches that the run needs."""
