@@ -761,8 +761,9 @@ int gruyere_lifetime_pop(void);
 // Keeps the record for `gruyere post`. Call it when an uncaught out-of-memory ends the program;
 // the record is kept as it was when the request was refused.
 //
-// Returns 0; -1 if there is no record, or none is to be kept (`records_kept:0`); -3 if it could
-// not be written (the log says why).
+// Returns 0; 1 if there is no room for a copy, so that the record is kept as it will be at the end
+// of the program (the log says so); -1 if there is no record, or none is to be kept
+// (`records_kept:0`).
 int gruyere_keep_record(void);
 
 // Marks the end of a training step, or of a request to a server.
