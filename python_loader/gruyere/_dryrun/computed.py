@@ -285,6 +285,13 @@ class Computed:
         if self.versions.get(storage) != _NEVER:
             self.versions[storage] = _NEVER
 
+    def has_forgotten(self, tensor: Any) -> bool:
+        """Whether a tensor's memory may have been written to without its version telling."""
+        try:
+            return self.versions.get(tensor.untyped_storage()) == _NEVER
+        except (RuntimeError, NotImplementedError):
+            return False
+
     # Functions that make another tensor.
 
     def _pure(self, original: Any, *arguments: Any, **options: Any) -> Any:
