@@ -189,7 +189,7 @@ def test_the_rest_is_not_known_where_a_value_of_the_device_may_end_the_loop_that
     loop = """count = torch.zeros((), device="cuda")
     while count.item() < 8:
         kept.append(torch.empty(4 << 20, device="cuda"))
-        count += 1
+        count += model.bias.detach()[0]
     """
     program(tmp_path, end=loop)
     document = answer(tmp_path, "--gb", "1", "--context", "100MiB")
