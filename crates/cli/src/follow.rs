@@ -372,7 +372,7 @@ impl Follower {
                 follower.followed.insert(reader.path().to_owned(), Followed::new(reader, &claim));
             }
             Which::All(folder) => {
-                folder.living().map(drop)?;
+                folder.expect_readable()?;
             }
         }
         Ok(follower)

@@ -66,12 +66,24 @@ impl Folder {
     }
 
     /// The records of living processes, those that can't be read, and the paths of other dead ones'
-    /// records: for commands that read repeatedly.
+    /// records: for commands that read repeatedly, as reading a dead record copies it.
     ///
     /// # Errors
     /// The folder can't be read.
     pub fn living(&self) -> Result<Listing, Failure> {
-        self.read(sweep::is_of_interest)
+        self.read(|opened| opened.state() != State::Stale || opened.expect_whole().is_err())
+    }
+
+    /// Checks that there are records to come, before a command that reads repeatedly begins.
+    ///
+    /// # Errors
+    /// The folder can't be read.
+    pub fn expect_readable(&self) -> Result<(), Failure> {
+        match std::fs::read_dir(&self.directory) {
+            // Processes whose folder is missing have memfds.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.living().map(drop),
+            folder => folder.map(drop).map_err(|error| self.failure(&error)),
+        }
     }
 
     /// The records of living processes, read, and one of each dead one, unread, latest death first.

@@ -13,7 +13,7 @@ use gruyere_record::calls::{CallTime, DriverCall};
 use gruyere_record::claim::Claim;
 use gruyere_record::mapping::file_name;
 use gruyere_record::reader::Cursor;
-use gruyere_record::sweep::{Owners, State, list, sweep};
+use gruyere_record::sweep::{Owners, State, read, sweep};
 use gruyere_record::{
     BlockEntry, DeviceFacts, DeviceGauge, EventKind, ReadError, Reader, Record, RecordOptions,
     SegmentEntry, SegmentKind, clock,
@@ -226,8 +226,12 @@ fn a_sweep_takes_the_dead_and_leaves_the_live_the_unready_and_the_strange() {
     std::fs::write(&cut, &valid()[..20_000]).unwrap();
     let strange = at("gruyere-notes.txt");
     std::fs::write(&strange, "mine").unwrap();
-    let states: Vec<State> =
-        list(folder.path(), Owners::Mine).unwrap().found.iter().map(|found| found.state).collect();
+    let states: Vec<State> = read(folder.path(), Owners::Mine, |_| true)
+        .unwrap()
+        .found
+        .iter()
+        .map(|found| found.state)
+        .collect();
     assert_eq!(states.iter().filter(|&&state| state == State::Stale).count(), 4, "{states:?}");
     assert_eq!(sweep(folder.path(), Owners::Mine).removed, 4);
     assert!(!dead.exists() && !old.exists() && !foreign.exists() && !cut.exists());
@@ -346,10 +350,10 @@ fn another_users_record_is_not_opened_unless_that_is_asked_for() {
     assert!(error.is_foreign());
     let text = error.to_string();
     assert!(text.contains("user 65534") && text.contains("--all-users"), "{text}");
-    let listing = list(folder.path(), Owners::Mine).unwrap();
+    let listing = read(folder.path(), Owners::Mine, |_| true).unwrap();
     assert_eq!((listing.found.len(), listing.foreign), (1, 1));
     assert_eq!(listing.found[0].claim, Claim::Seen);
-    let all = list(folder.path(), Owners::Any).unwrap();
+    let all = read(folder.path(), Owners::Any, |_| true).unwrap();
     assert_eq!((all.found.len(), all.foreign), (2, 0));
     // Its process facts are of another boot's pid namespace or of this process: another user's
     // either way.

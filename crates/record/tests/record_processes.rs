@@ -14,7 +14,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use gruyere_record::reader::Cursor;
-use gruyere_record::sweep::{Owners, State, list, sweep};
+use gruyere_record::sweep::{Owners, State, read, sweep};
 use gruyere_record::{
     BlockEntry, BlockSlot, DeviceFacts, DeviceGauge, EventKind, Reader, Record, RecordOptions,
     ShardWriter,
@@ -408,7 +408,7 @@ fn killed_writers() {
         let device = reader.device(0).unwrap();
         assert!(device.total().mallocs > 0 && device.live <= device.live_peak);
         assert!(!reader.health().closed);
-        let state = list(folder.path(), Owners::Mine)
+        let state = read(folder.path(), Owners::Mine, |_| true)
             .unwrap()
             .found
             .into_iter()
@@ -451,7 +451,7 @@ fn two_namespaces() {
     if let Some(line) = lines.iter().find(|line| line.starts_with("skipped")) {
         return skip::refused(&format!("no pid namespace can be made: {line}"));
     }
-    let found = list(folder.path(), Owners::Mine).unwrap().found;
+    let found = read(folder.path(), Owners::Mine, |_| true).unwrap().found;
     assert_eq!(found.len(), 2);
     let facts: Vec<_> =
         found.iter().map(|found| found.reader.as_ref().expect("readable").process()).collect();

@@ -197,8 +197,9 @@ class Finite:
         if value is not None:
             self.answered[self.known.why(tensor)] += 1
             return (kind or type(read))(value)
-        is_written_to = _is_written_to(tensor) or self.computed.has_forgotten(tensor)
-        return _other(read) if self.are_random and is_written_to else read
+        if self.are_random and (_is_written_to(tensor) or self.computed.has_forgotten(tensor)):
+            return _other(read)
+        return read
 
     def _is_any_true(self, tensor: Any) -> Any:
         # Allocates what the check itself would.

@@ -43,12 +43,12 @@ _PATIENCE = 15
 class _Iteration:
     """An iteration of a DataLoader."""
 
-    def __init__(self, loader: Any, line: str) -> None:
+    def __init__(self, loader: Any, line: str, made: Optional[str] = None) -> None:
         # None once it is gone: an iterator does not keep its DataLoader.
         self.loader = weakref.ref(loader)
         self.line = line
         # Where the DataLoader was made, or else its data: one that a loop makes is one.
-        self.source: Any = id(getattr(loader, "dataset", loader))
+        self.source: Any = made or id(getattr(loader, "dataset", loader))
         # The number of batches that the DataLoader has.
         self.batches: Optional[int] = None
         try:
@@ -90,7 +90,7 @@ class Rest:
         self.given: Callable[[], None] = lambda: None
         # The DataLoaders, each with the line where it was made, and the ids of the data of those
         # that were iterated.
-        self.made: list[tuple[weakref.ref[Any], str]] = []
+        self.made: ByIdentity[str] = ByIdentity()
         self.iterated: set[int] = set()
         # The iteration that gave the latest batch, and the one that had given the last before the
         # latest step.
@@ -143,7 +143,8 @@ class Rest:
             make(loader, *arguments, **options)
             if os.getpid() == self.pid and self.lines is not None:
                 line = self.lines.of_stack(sys._getframe(1))
-                self.made.append((weakref.ref(loader), line))
+                if line != NOWHERE:
+                    self.made[loader] = line
 
         return making
 
@@ -151,11 +152,9 @@ class Rest:
         """The lines of the DataLoaders that gave no batch, nor did another with their data: a
         framework may have made one in their place."""
         found = []
-        for known, line in self.made:
+        for known, line in list(self.made.known.values()):
             loader = known()
-            if loader is None or line == NOWHERE:
-                continue
-            if id(getattr(loader, "dataset", loader)) not in self.iterated:
+            if loader is not None and id(getattr(loader, "dataset", loader)) not in self.iterated:
                 found.append(line)
         return list(dict.fromkeys(found))
 
@@ -176,11 +175,7 @@ class Rest:
             iterator = begin(loader)
             self.iterated.add(id(getattr(loader, "dataset", loader)))
             line = self.lines.of_stack(sys._getframe(1))
-            self.iterations[iterator] = iteration = _Iteration(loader, line)
-            for known, made in reversed(self.made):
-                if known() is loader and made != NOWHERE:
-                    iteration.source = made
-                    break
+            self.iterations[iterator] = _Iteration(loader, line, self.made.get(loader))
             return iterator
 
         return beginning

@@ -103,7 +103,7 @@ pub fn run(arguments: &Arguments) -> Ended {
             std::thread::sleep(Duration::from_secs(arguments.interval.into()));
         }
     }
-    arguments.folder.living().map(drop)?;
+    arguments.folder.expect_readable()?;
     let (listener, at) = serve::listen(&arguments.listen)?;
     say("export", format_args!("serving http://{at}/metrics"));
     if !at.ip().is_loopback() {

@@ -50,20 +50,8 @@ pub struct Listing {
     pub foreign: usize,
 }
 
-/// The records of `owners` in `directory`.
-///
-/// # Errors
-/// The system's error from reading the folder.
-pub fn list(directory: &Path, owners: Owners) -> io::Result<Listing> {
-    read(directory, owners, |_| true)
-}
-
-/// Whether the record is of a living process, or can't be read.
-pub fn is_of_interest(opened: &Opened) -> bool {
-    opened.state() != State::Stale || opened.expect_whole().is_err()
-}
-
-/// The records that are `wanted`; the paths of the others count as stale.
+/// The records of `owners` in `directory` that are `wanted`; the paths of the others count as
+/// stale.
 ///
 /// # Errors
 /// The system's error from reading the folder.

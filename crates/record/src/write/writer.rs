@@ -519,6 +519,7 @@ impl Record {
             None => self.mapping.copy(),
         };
         copy.unwrap_or_else(|error| {
+            // `close` leaves the file then.
             self.closed.store(true, PrivateOrdering::Release);
             let path = self.path()?;
             log::warn!(
