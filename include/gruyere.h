@@ -484,6 +484,16 @@ typedef struct GruyereAutograd {
 // unwind or wait.
 typedef void (*GruyereAskAutograd)(struct GruyereAutograd *origin, int is_name_wanted);
 
+// A block's memory, as another process opens it.
+typedef struct GruyereShared {
+  // The memory's name.
+  uint8_t name[64];
+  // Length of the name in bytes.
+  uint32_t size;
+  // Offset of the block in the memory, in bytes.
+  uint64_t offset;
+} GruyereShared;
+
 // The functions of the native door. Codes are 0 or one of the negative ones above; after a
 // negative code of a pool function, `failure` returns the reason.
 typedef struct GruyereNativeTable {
@@ -591,6 +601,15 @@ typedef struct GruyereNativeTable {
   // As `malloc`, at `address` and nowhere else. Returns NULL on failure, also if the stream and
   // its pool have no free memory there.
   void *(*malloc_at)(uint64_t size, int device, GruyereStream stream, uint64_t address);
+  // Names the memory of the live block that starts at `pointer` for other processes. The block
+  // must stay live while one of them has the memory open.
+  int (*share)(void *pointer, struct GruyereShared *shared);
+  // Opens memory that another process has named, by the `size` bytes at `name`, for `device`.
+  // Opening the same memory again returns the same address. Returns NULL on failure.
+  void *(*shared_open)(const uint8_t *name, size_t size, int device);
+  // Closes the memory at `address` once; it must be closed as often as it was opened. The last
+  // time waits for the device.
+  void (*shared_close)(void *address);
 } GruyereNativeTable;
 
 // Statistics of a pool, in bytes unless noted. Later versions append fields.

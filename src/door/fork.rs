@@ -44,10 +44,11 @@ pub fn is_forked_child() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
-/// Async-signal-safe, as code between a fork and an exec must be: three stores.
+/// Async-signal-safe, as code between a fork and an exec must be: stores, and a close.
 unsafe extern "C" fn mark_child() {
     FORKED.store(true, Ordering::Relaxed);
     super::process::forget();
+    super::sharing::forget();
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     super::preload::mode::fall_back();
 }

@@ -22,6 +22,7 @@ pub mod python;
 pub mod raise;
 mod refusal;
 pub mod run_file;
+mod sharing;
 mod summary;
 pub mod torch;
 pub mod torch_stats;

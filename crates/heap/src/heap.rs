@@ -10,6 +10,7 @@ use crate::report::books::History;
 use crate::runs::page_table::PageTable;
 use crate::settings::Settings;
 use crate::shared::{MAX_DEVICES, Shared};
+use crate::sharing::foreign::Imports;
 use crate::sites::Sites;
 use crate::supply::{self, Way};
 use crate::sync::{Mutex, lock};
@@ -61,6 +62,8 @@ pub struct Heap {
     /// Pool scopes open on all devices; guards the changes of WATCH_CAPTURES.
     pub(crate) pool_scopes: Mutex<u32>,
     pub(crate) bad_frees: AtomicU64,
+    /// What is mapped of other processes' memory.
+    pub(crate) imports: Mutex<Imports>,
     pub(crate) history: History,
     /// The trace that `trace:` asks for.
     pub(crate) trace: Option<Tracer>,
@@ -127,6 +130,7 @@ impl Heap {
             special: AtomicU32::new(special),
             pool_scopes: Mutex::new(0),
             bad_frees: AtomicU64::new(0),
+            imports: Mutex::new(Imports::default()),
             history: History::default(),
             trace,
         })

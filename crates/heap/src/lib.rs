@@ -17,6 +17,7 @@
 //! | `pools` | named pools, the private memory of CUDA graphs, pools with segments from outside |
 //! | `supply` | gets memory from the driver and gives it back: pages that move, spans, pass-through |
 //! | `upkeep` | steps, low-memory phases, reserves, thresholds, trims |
+//! | `sharing` | memory that other processes map, and theirs that this one maps |
 //! | `callers` | what CUDA programs and watched programs need; the rules of order that callers keep |
 //! | `report` | walks all that a device has: statistics, snapshots, validation |
 //!
@@ -60,6 +61,7 @@ mod request;
 mod runs;
 pub mod settings;
 mod shared;
+mod sharing;
 mod sites;
 mod small;
 mod supply;
@@ -84,6 +86,8 @@ pub use report::stats::{CapturePoolHeld, Stats, TorchStats};
 pub use report::{rungs, segment_stats, snapshot};
 pub use runs::page_table::Page;
 pub use shared::MAX_DEVICES;
+pub use sharing::exports::{Extent, NotOffered, Offer};
+pub use sharing::foreign::{Chunk, NextChunk, NotImported};
 pub use sites::Sites;
 pub use small::size_class::{ALIGNMENT, PAGE, SMALL_MAX};
 pub use supply::pages_fit;

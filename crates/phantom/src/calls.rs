@@ -60,6 +60,8 @@ call_kinds! {
     SetAccess => "cuMemSetAccess",
     /// Mappings are taken away.
     Unmap => "cuMemUnmap",
+    /// Physical memory of another process is taken up.
+    Import => "cuMemImportFromShareableHandle",
     /// A plain allocation.
     Alloc => "cuMemAlloc",
     /// A plain free.

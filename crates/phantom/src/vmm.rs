@@ -17,6 +17,8 @@ pub(crate) struct Physical {
     pub(crate) mappings: u32,
     /// The handle was released.
     pub(crate) released: bool,
+    /// It is another process's: no memory of the device's is taken for it here.
+    pub(crate) imported: bool,
 }
 
 /// The reason for a refusal: the text of the misuse.
@@ -78,9 +80,9 @@ impl Vmm {
         Ok(())
     }
 
-    pub(crate) fn create(&mut self, device: u32, bytes: u64, physical: u64) -> u64 {
+    pub(crate) fn create(&mut self, device: u32, bytes: u64, physical: u64, imported: bool) -> u64 {
         self.next_handle += 1;
-        let memory = Physical { device, bytes, physical, mappings: 0, released: false };
+        let memory = Physical { device, bytes, physical, mappings: 0, released: false, imported };
         self.handles.insert(self.next_handle, memory);
         self.next_handle
     }

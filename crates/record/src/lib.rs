@@ -14,6 +14,7 @@ pub mod held;
 pub mod near;
 mod plain;
 pub mod record_dir;
+pub mod signals;
 pub mod size;
 #[cfg(test)]
 #[path = "../../../tests/common/skip.rs"]

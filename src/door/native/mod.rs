@@ -11,6 +11,7 @@ mod boxed;
 mod contexts;
 mod pools;
 mod segments;
+mod shared;
 mod states;
 mod told;
 mod trackers;
@@ -29,6 +30,7 @@ pub use boxed::{GruyereBoxed, GruyereFilter};
 use pools::Route;
 use segments::Source;
 pub use segments::{GruyereGive, GruyereTake};
+pub use shared::GruyereShared;
 pub use states::{GruyerePoolState, GruyereRestored};
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -168,6 +170,16 @@ pub struct GruyereNativeTable {
     /// its pool have no free memory there.
     pub malloc_at:
         extern "C" fn(size: u64, device: c_int, stream: CudaStream, address: u64) -> *mut c_void,
+    /// Names the memory of the live block that starts at `pointer` for other processes. The block
+    /// must stay live while one of them has the memory open.
+    pub share: unsafe extern "C" fn(pointer: *mut c_void, shared: *mut GruyereShared) -> c_int,
+    /// Opens memory that another process has named, by the `size` bytes at `name`, for `device`.
+    /// Opening the same memory again returns the same address. Returns NULL on failure.
+    pub shared_open:
+        unsafe extern "C" fn(name: *const u8, size: usize, device: c_int) -> *mut c_void,
+    /// Closes the memory at `address` once; it must be closed as often as it was opened. The last
+    /// time waits for the device.
+    pub shared_close: extern "C" fn(address: *mut c_void),
 }
 
 const TABLE: GruyereNativeTable = GruyereNativeTable {
@@ -211,6 +223,9 @@ const TABLE: GruyereNativeTable = GruyereNativeTable {
     restored_free: states::restored_free,
     origins: autograd::origins,
     malloc_at,
+    share: shared::share,
+    shared_open: shared::open,
+    shared_close: shared::close,
 };
 
 static PLAIN: GruyereNativeTable = TABLE;

@@ -9,11 +9,11 @@
 //! left out from then on.
 
 use std::ffi::c_void;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 use cudarc::driver::sys::{self, CUmemAllocationHandleType as Raw};
 
-use super::super::{DriverError, Result};
+use super::super::{DriverError, ErrorKind, Result};
 use super::symbols::Symbols;
 use super::{NOT_READY, device, length};
 
@@ -171,22 +171,32 @@ impl Offer {
 
 /// Exports a handle as NCCL would, and drops the result.
 fn export(symbols: &Symbols, handle: sys::CUmemGenericAllocationHandle, kind: Raw) -> Result<()> {
-    if kind == Raw::CU_MEM_HANDLE_TYPE_NONE {
-        return Ok(());
-    }
-    let mut exported = [0u8; FABRIC_HANDLE];
-    let out: *mut c_void = exported.as_mut_ptr().cast();
-    // SAFETY: writes an int, or as many bytes as a fabric handle has.
-    unsafe { symbols.cuMemExportToShareableHandle(out, handle, kind, 0) }?;
-    if kind == Raw::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
-        let [a, b, c, d, ..] = exported;
-        let file = i32::from_ne_bytes([a, b, c, d]);
-        if file >= 0 {
-            // SAFETY: the driver has just opened it for us, and nothing else knows it.
-            drop(unsafe { OwnedFd::from_raw_fd(file) });
+    match kind {
+        Raw::CU_MEM_HANDLE_TYPE_NONE => Ok(()),
+        Raw::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR => export_file(symbols, handle).map(drop),
+        _ => {
+            let mut exported = [0u8; FABRIC_HANDLE];
+            let out: *mut c_void = exported.as_mut_ptr().cast();
+            // SAFETY: writes as many bytes as a fabric handle has.
+            unsafe { symbols.cuMemExportToShareableHandle(out, handle, kind, 0) }
         }
     }
-    Ok(())
+}
+
+/// Opens a file through which other processes import the handle's memory.
+pub(super) fn export_file(
+    symbols: &Symbols,
+    handle: sys::CUmemGenericAllocationHandle,
+) -> Result<OwnedFd> {
+    let kind = Raw::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    let mut file: RawFd = -1;
+    // SAFETY: writes one int.
+    unsafe { symbols.cuMemExportToShareableHandle((&raw mut file).cast(), handle, kind, 0) }?;
+    if file < 0 {
+        return Err(DriverError::new("cuMemExportToShareableHandle", ErrorKind::Other, 0));
+    }
+    // SAFETY: the driver has just opened it for us, and nothing else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(file) })
 }
 
 /// Attempts to set access. The driver was not ready while other threads launched

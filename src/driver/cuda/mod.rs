@@ -9,6 +9,8 @@ mod device;
 mod library;
 mod symbols;
 
+use std::ffi::c_char;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -22,7 +24,8 @@ pub use self::library::LoadError;
 use self::symbols::Symbols;
 use super::{
     Capabilities, CaptureStatus, DeviceId, DevicePtr, Driver, DriverError, ErrorKind, EventHandle,
-    MemoryInfo, PhysicalHandle, PoolAttribute, PoolHandle, Result, StreamHandle, system_time,
+    IpcHandle, MemoryInfo, PhysicalHandle, PoolAttribute, PoolHandle, Result, StreamHandle,
+    system_time,
 };
 
 /// `CUDA_ERROR_NOT_READY`.
@@ -381,6 +384,46 @@ impl Driver for CudaDriver {
         let _entered = self.enter_relaxed(device)?;
         // SAFETY: above.
         unsafe { self.symbols().cuMemFree_v2(address) }
+    }
+
+    fn physical_export(&self, device: DeviceId, handle: PhysicalHandle) -> Result<OwnedFd> {
+        let _entered = self.enter_relaxed(device)?;
+        creation::export_file(self.symbols(), handle.0)
+    }
+
+    fn physical_import(&self, device: DeviceId, file: OwnedFd) -> Result<PhysicalHandle> {
+        let _entered = self.enter_relaxed(device)?;
+        let kind = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        // The driver takes the number itself where a handle has a pointer.
+        let number = file.as_raw_fd() as usize as *mut std::ffi::c_void;
+        let mut handle = 0;
+        // SAFETY: above; the file stays open during the call, and the driver keeps none of it.
+        unsafe { self.symbols().cuMemImportFromShareableHandle(&mut handle, number, kind) }?;
+        Ok(PhysicalHandle(handle))
+    }
+
+    fn ipc_handle(&self, device: DeviceId, address: DevicePtr) -> Result<IpcHandle> {
+        let _entered = self.enter_relaxed(device)?;
+        let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+        // SAFETY: above.
+        unsafe { self.symbols().cuIpcGetMemHandle(&mut handle, address) }?;
+        Ok(handle.reserved.map(|byte| byte as u8))
+    }
+
+    fn ipc_open(&self, device: DeviceId, handle: IpcHandle) -> Result<DevicePtr> {
+        let _entered = self.enter_relaxed(device)?;
+        let handle = sys::CUipcMemHandle { reserved: handle.map(|byte| byte as c_char) };
+        let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+        let mut address = 0;
+        // SAFETY: above.
+        unsafe { self.symbols().cuIpcOpenMemHandle_v2(&mut address, handle, flags) }?;
+        Ok(address)
+    }
+
+    fn ipc_close(&self, device: DeviceId, address: DevicePtr) -> Result<()> {
+        let _entered = self.enter_relaxed(device)?;
+        // SAFETY: above.
+        unsafe { self.symbols().cuIpcCloseMemHandle(address) }
     }
 
     fn memset(

@@ -165,6 +165,18 @@ symbols! {
             kind: sys::CUmemAllocationHandleType,
             flags: c_ulonglong
         );
+        cuMemImportFromShareableHandle(
+            handle: *mut sys::CUmemGenericAllocationHandle,
+            exported: *mut c_void,
+            kind: sys::CUmemAllocationHandleType
+        );
+        cuIpcGetMemHandle(handle: *mut sys::CUipcMemHandle, address: sys::CUdeviceptr);
+        cuIpcOpenMemHandle_v2(
+            address: *mut sys::CUdeviceptr,
+            handle: sys::CUipcMemHandle,
+            flags: c_uint
+        );
+        cuIpcCloseMemHandle(address: sys::CUdeviceptr);
         cuMemMap(
             address: sys::CUdeviceptr,
             bytes: usize,

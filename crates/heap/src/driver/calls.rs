@@ -87,6 +87,21 @@ macro_rules! each_driver_call {
             free(
                 device: $crate::driver::DeviceId, address: $crate::driver::DevicePtr
             ) -> (), Free, 0;
+            physical_export(
+                device: $crate::driver::DeviceId, handle: $crate::driver::PhysicalHandle
+            ) -> std::os::fd::OwnedFd, Export, 0;
+            physical_import(
+                device: $crate::driver::DeviceId, file: std::os::fd::OwnedFd
+            ) -> $crate::driver::PhysicalHandle, Import, 0;
+            ipc_handle(
+                device: $crate::driver::DeviceId, address: $crate::driver::DevicePtr
+            ) -> $crate::driver::IpcHandle, IpcHandle, 0;
+            ipc_open(
+                device: $crate::driver::DeviceId, handle: $crate::driver::IpcHandle
+            ) -> $crate::driver::DevicePtr, IpcOpen, 0;
+            ipc_close(
+                device: $crate::driver::DeviceId, address: $crate::driver::DevicePtr
+            ) -> (), IpcClose, 0;
             memset(
                 device: $crate::driver::DeviceId,
                 address: $crate::driver::DevicePtr,

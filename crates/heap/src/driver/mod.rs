@@ -12,6 +12,7 @@ mod calls;
 pub mod timed;
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
@@ -49,6 +50,9 @@ pub struct PoolHandle(pub usize);
 /// A raw `CUmemGenericAllocationHandle`: physical memory, the unit of movement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PhysicalHandle(pub u64);
+
+/// A `CUipcMemHandle`: a plain allocation of a process, as other processes open it.
+pub type IpcHandle = [u8; 64];
 
 /// A device's features, probed once.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -220,6 +224,20 @@ pub trait Driver: Send + Sync {
     fn alloc(&self, device: DeviceId, bytes: u64) -> Result<DevicePtr>;
     /// `cuMemFree`: waits for the device.
     fn free(&self, device: DeviceId, address: DevicePtr) -> Result<()>;
+    // Memory that processes share.
+
+    /// Opens a file through which other processes import the memory of `handle`.
+    fn physical_export(&self, device: DeviceId, handle: PhysicalHandle) -> Result<OwnedFd>;
+    /// Imports the memory behind a file of another process's [`Driver::physical_export`].
+    fn physical_import(&self, device: DeviceId, file: OwnedFd) -> Result<PhysicalHandle>;
+    /// A handle by which other processes open the plain allocation that starts at `address`.
+    fn ipc_handle(&self, device: DeviceId, address: DevicePtr) -> Result<IpcHandle>;
+    /// Opens the plain allocation of another process; one that is open already may not be opened
+    /// again.
+    fn ipc_open(&self, device: DeviceId, handle: IpcHandle) -> Result<DevicePtr>;
+    /// Closes what [`Driver::ipc_open`] opened at `address`. The device must be done with it.
+    fn ipc_close(&self, device: DeviceId, address: DevicePtr) -> Result<()>;
+
     /// Fills `bytes` at `address` with `value` in the order of `stream` (for `debug:poison`).
     fn memset(
         &self,

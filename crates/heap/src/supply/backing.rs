@@ -105,6 +105,11 @@ impl Backing {
         Self { pools: Some(pools), ..self }
     }
 
+    /// The devices that reach this one's memory.
+    pub(crate) fn peers(&self) -> &[DeviceId] {
+        &self.peers
+    }
+
     /// Counts a further piece.
     pub(crate) fn hold(&mut self, bytes: u64) {
         self.held += bytes;
@@ -193,7 +198,7 @@ impl Backing {
 
     /// Whether a span of `bytes` comes from the driver's pools; a short one, for which a pool would
     /// take a step, does not.
-    fn is_pooled(&self, bytes: u64) -> bool {
+    pub(crate) fn is_pooled(&self, bytes: u64) -> bool {
         self.pools.is_some() && bytes.is_multiple_of(SPAN)
     }
 

@@ -17,11 +17,12 @@
 //! there; that costs nothing, and full-size models stay cheap.
 
 use crate::abi::{Answer, code};
+use crate::exports;
 use gruyere_phantom::error;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::sync::{Mutex, PoisonError};
 
 /// Every byte of new physical memory.
@@ -35,13 +36,7 @@ pub struct Contents {
 
 /// A new memory file of `bytes`, full of poison.
 fn poisoned(bytes: usize) -> std::io::Result<File> {
-    // SAFETY: a NUL-terminated name, and no flag but the usual one.
-    let descriptor = unsafe { libc::memfd_create(c"phantom handle".as_ptr(), libc::MFD_CLOEXEC) };
-    if descriptor < 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    // SAFETY: just opened, and owned here alone.
-    let mut file = unsafe { File::from_raw_fd(descriptor) };
+    let mut file = exports::memory_file().map_err(|_| std::io::Error::last_os_error())?;
     let chunk = vec![POISON; bytes.min(1 << 20)];
     let mut left = bytes;
     while left > 0 {
@@ -93,6 +88,19 @@ impl Contents {
         let file = poisoned(bytes).map_err(|_| error::code::OUT_OF_MEMORY)?;
         self.with(|files| files.insert(handle, file));
         Ok(())
+    }
+
+    /// After `cuMemImportFromShareableHandle`: another process's file.
+    pub fn imported(&self, handle: u64, file: File) {
+        self.with(|files| files.insert(handle, file));
+    }
+
+    /// The memory of an unreleased handle, as a file for another process.
+    pub fn file(&self, handle: u64) -> Result<File, u32> {
+        self.with(|files| {
+            let file = files.get(&handle).ok_or(code::INVALID_VALUE)?;
+            file.try_clone().map_err(|_| code::UNKNOWN)
+        })
     }
 
     /// After `cuMemRelease`.

@@ -2,8 +2,10 @@
 
 use crate::abi::{Answer, In, Out, SomeResult, code};
 use crate::contents::Contents;
+use crate::context::driver_device;
 use crate::driver_memory::{AccessDesc, Location};
 use crate::entry::driver;
+use crate::exports;
 use crate::gpu::{failed, gpu};
 use crate::numbers::{
     CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_FABRIC,
@@ -88,8 +90,8 @@ driver! {
         out.put(handle)
     }
 
-    /// Memory created without the type cannot be exported. A file is real but empty; a fabric
-    /// handle is 64 bytes.
+    /// Memory created without the type cannot be exported. A file is the memory's own where
+    /// contents are kept, otherwise an empty one of its length; a fabric handle is 64 bytes.
     fn cuMemExportToShareableHandle(out: Out<SomeResult>, handle: u64, kind: u32, flags: u64) {
         let creation = sharing::of(handle)?;
         if flags != 0 || kind.count_ones() != 1 || creation.handle_types & kind == 0 {
@@ -99,14 +101,28 @@ driver! {
             return Err(code::NOT_SUPPORTED);
         }
         if kind == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR as u32 {
-            // SAFETY: the name is NUL-terminated.
-            let file = unsafe { libc::memfd_create(c"phantom memory".as_ptr(), libc::MFD_CLOEXEC) };
-            if file < 0 { Err(code::UNKNOWN) } else { out.cast::<i32>().put(file) }
+            let bytes = gpu().sim.physical_bytes(handle).ok_or(code::INVALID_VALUE)?;
+            out.cast::<i32>().put(exports::file(gpu().contents.as_ref(), handle, bytes)?)
         } else if kind == CU_MEM_HANDLE_TYPE_FABRIC as u32 {
             out.cast::<[u8; 64]>().put([0; 64])
         } else {
             Err(code::NOT_SUPPORTED)
         }
+    }
+
+    /// The number of the file takes the place of a pointer.
+    fn cuMemImportFromShareableHandle(out: Out<u64>, exported: usize, kind: u32) {
+        if kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR as u32 {
+            return Err(code::NOT_SUPPORTED);
+        }
+        let file = exports::reopened(exported)?;
+        let bytes = exports::length(&file)?;
+        let handle = gpu().sim.physical_import(driver_device()?, bytes).map_err(failed)?;
+        if let Some(contents) = &gpu().contents {
+            contents.imported(handle, file);
+        }
+        sharing::note(handle, Creation { handle_types: kind, rdma: false });
+        out.put(handle)
     }
 
     fn cuMemRelease(handle: u64) {

@@ -1,4 +1,5 @@
-//! Memory of other processes: handles of plain allocations, as bytes to send.
+//! Memory and events of other processes: handles of plain allocations and of events, as bytes to
+//! send.
 //!
 //! A handle names the whole allocation at the address, and the exporting process. Opening it in
 //! another process on the simulator gives fresh memory of the same size, since processes share no
@@ -16,6 +17,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 by_value! { MemHandle }
 large! { MemHandle }
+by_value! { EventName }
+large! { EventName }
 
 /// `cudaIpcMemHandle_t` and `CUipcMemHandle`.
 #[repr(C)]
@@ -27,6 +30,40 @@ pub struct MemHandle {
     address: u64,
     bytes: u64,
     rest: [u64; 2],
+}
+
+/// `cudaIpcEventHandle_t` and `CUipcEventHandle`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct EventName {
+    mark: [u8; 16],
+    pid: u64,
+    event: u64,
+    rest: [u64; 4],
+}
+
+const EVENT_MARK: [u8; 16] = *b"phantom event\0\0\0";
+
+fn name_event(out: Out<EventName>, event: usize) -> Answer {
+    // An event that does not exist has no name.
+    gpu().sim.event_query(0, event).map_err(failed)?;
+    out.put(EventName {
+        mark: EVENT_MARK,
+        pid: u64::from(std::process::id()),
+        event: event as u64,
+        rest: [0; 4],
+    })
+}
+
+fn open_event(out: Out<usize>, name: EventName, device: u32) -> Answer {
+    if name.mark != EVENT_MARK {
+        return Err(code::INVALID_VALUE);
+    }
+    // The process that made the event has it already.
+    if name.pid == u64::from(std::process::id()) {
+        return Err(code::INVALID_CONTEXT);
+    }
+    out.put(gpu().sim.event_create(device).map_err(failed)?)
 }
 
 const MARK: [u8; 16] = *b"phantom memory\0\0";
@@ -92,6 +129,10 @@ runtime! {
         open(out, handle, runtime_device())
     }
     fn cudaIpcCloseMemHandle(address: u64) { close(address) }
+    fn cudaIpcGetEventHandle(out: Out<EventName>, event: usize) { name_event(out, event) }
+    fn cudaIpcOpenEventHandle(out: Out<usize>, name: EventName) {
+        open_event(out, name, runtime_device())
+    }
 }
 
 driver! {
@@ -100,4 +141,8 @@ driver! {
         open(out, handle, driver_device()?)
     }
     fn cuIpcCloseMemHandle(address: u64) { close(address) }
+    fn cuIpcGetEventHandle(out: Out<EventName>, event: usize) { name_event(out, event) }
+    fn cuIpcOpenEventHandle(out: Out<usize>, name: EventName) {
+        open_event(out, name, driver_device()?)
+    }
 }

@@ -74,6 +74,7 @@ mod driver_memory;
 mod driver_order;
 mod driver_vmm;
 mod entry;
+mod exports;
 mod fatbin;
 mod gpu;
 mod graph;

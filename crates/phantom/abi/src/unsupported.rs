@@ -208,8 +208,7 @@ unsupported! { 801 =>
     cuGraphicsResourceSetMapFlags_v2 cuGraphicsSubResourceGetMappedArray cuGraphicsUnmapResources
     cuGraphicsUnregisterResource cuGreenCtxCreate cuGreenCtxDestroy cuGreenCtxGetDevResource
     cuGreenCtxGetId cuGreenCtxRecordEvent cuGreenCtxStreamCreate cuGreenCtxWaitEvent
-    cuImportExternalMemory cuImportExternalSemaphore cuIpcGetEventHandle
-    cuIpcOpenEventHandle cuKernelGetAttribute cuKernelGetFunction
+    cuImportExternalMemory cuImportExternalSemaphore cuKernelGetAttribute cuKernelGetFunction
     cuKernelGetLibrary cuKernelGetName cuKernelGetParamCount cuKernelGetParamInfo
     cuKernelSetAttribute
     cuKernelSetCacheConfig cuLaunch cuLaunchCooperativeKernelMultiDevice cuLaunchGrid
@@ -229,7 +228,7 @@ unsupported! { 801 =>
     cuMemDiscardBatchAsync
     cuMemGetAllocationPropertiesFromHandle cuMemRetainAllocationHandle cuMemGetDefaultMemPool
     cuMemGetHandleForAddressRange cuMemGetLocationInfo cuMemGetMemPool
-    cuMemImportFromShareableHandle cuMemMapArrayAsync cuMemPoolExportPointer
+    cuMemMapArrayAsync cuMemPoolExportPointer
     cuMemPoolExportToShareableHandle cuMemPoolGetAccess cuMemPoolImportFromShareableHandle
     cuMemPoolImportPointer cuMemPrefetchAsync cuMemPrefetchAsync_v2 cuMemPrefetchBatchAsync
     cuMemRangeGetAttribute cuMemRangeGetAttributes cuMemSetMemPool
@@ -289,10 +288,9 @@ unsupported! { 6 =>
 // is refused on purpose.
 unsupported! { 801 =>
     cudaDeviceGetGraphMemAttribute cudaDeviceSetGraphMemAttribute cudaGraphAddNode
-    cudaGraphConditionalHandleCreate cudaGraphRetainUserObject cudaIpcGetEventHandle
-    cudaIpcOpenEventHandle cudaKernelSetAttributeForDevice cudaLibraryGetGlobal cudaLibraryGetKernel
-    cudaLibraryGetKernelCount cudaLibraryGetManaged cudaLibraryGetUnifiedFunction
-    cudaLibraryLoadData cudaLibraryLoadFromFile cudaLibraryUnload cudaMallocManaged
-    cudaMemPrefetchAsync cudaStreamUpdateCaptureDependencies cudaUserObjectCreate
+    cudaGraphConditionalHandleCreate cudaGraphRetainUserObject cudaKernelSetAttributeForDevice
+    cudaLibraryGetGlobal cudaLibraryGetKernel cudaLibraryGetKernelCount cudaLibraryGetManaged
+    cudaLibraryGetUnifiedFunction cudaLibraryLoadData cudaLibraryLoadFromFile cudaLibraryUnload
+    cudaMallocManaged cudaMemPrefetchAsync cudaStreamUpdateCaptureDependencies cudaUserObjectCreate
     cudaUserObjectRelease
 }

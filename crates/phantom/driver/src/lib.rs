@@ -6,14 +6,16 @@
 
 #![deny(unsafe_code)]
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gruyere_heap::driver::{
-    Capabilities, CaptureStatus, DeviceId, DevicePtr, Driver, DriverError, EventHandle, MemoryInfo,
-    PhysicalHandle, PoolAttribute, PoolHandle, Result, StreamHandle,
+    Capabilities, CaptureStatus, DeviceId, DevicePtr, Driver, DriverError, ErrorKind, EventHandle,
+    IpcHandle, MemoryInfo, PhysicalHandle, PoolAttribute, PoolHandle, Result, StreamHandle,
 };
-use gruyere_phantom::{Gpu, SimError, SimResult, StreamKind, relaxed};
+use gruyere_phantom::{Gpu, SimError, SimResult, Source, StreamKind, relaxed};
+use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 
 /// A driver with a simulated device.
 #[derive(Clone, Debug)]
@@ -191,6 +193,43 @@ impl Driver for PhantomDriver {
     }
 
     fn free(&self, device: DeviceId, address: DevicePtr) -> Result<()> {
+        call(|| self.gpu.free(device, address))
+    }
+
+    /// An empty file as long as the memory.
+    fn physical_export(&self, _device: DeviceId, handle: PhysicalHandle) -> Result<OwnedFd> {
+        const CALL: &str = "cuMemExportToShareableHandle";
+        let bytes = self.gpu.physical_bytes(handle.0);
+        let bytes = bytes.ok_or(DriverError::new(CALL, ErrorKind::InvalidValue, 1))?;
+        let file = memfd_create("phantom memory", MemfdFlags::CLOEXEC);
+        file.and_then(|file| ftruncate(&file, bytes).map(|()| file))
+            .map_err(|_| DriverError::new(CALL, ErrorKind::Other, 999))
+    }
+
+    fn physical_import(&self, device: DeviceId, file: OwnedFd) -> Result<PhysicalHandle> {
+        let bytes = fstat(&file).map_or(0, |facts| facts.st_size.max(0) as u64);
+        call(|| self.gpu.physical_import(device, bytes)).map(PhysicalHandle)
+    }
+
+    /// The address, as bytes: what it opens is an allocation of this simulator.
+    fn ipc_handle(&self, _device: DeviceId, address: DevicePtr) -> Result<IpcHandle> {
+        let whole = self.gpu.allocation(address).filter(|whole| whole.source == Source::Plain);
+        let bytes = whole.map(|whole| whole.bytes);
+        let bytes =
+            bytes.ok_or(DriverError::new("cuIpcGetMemHandle", ErrorKind::InvalidValue, 1))?;
+        let mut handle = [0; 64];
+        handle[..8].copy_from_slice(&bytes.to_le_bytes());
+        handle[8..16].copy_from_slice(&address.to_le_bytes());
+        Ok(handle)
+    }
+
+    /// Fresh memory of the same length, as in the simulator's other face.
+    fn ipc_open(&self, device: DeviceId, handle: IpcHandle) -> Result<DevicePtr> {
+        let [a, b, c, d, e, f, g, h, ..] = handle;
+        call(|| self.gpu.alloc(device, u64::from_le_bytes([a, b, c, d, e, f, g, h])))
+    }
+
+    fn ipc_close(&self, device: DeviceId, address: DevicePtr) -> Result<()> {
         call(|| self.gpu.free(device, address))
     }
 

@@ -16,7 +16,9 @@ impl State {
 
     fn drop_physical(&mut self, memory: &Physical, part: Part) {
         let now = self.time.now();
-        self.devices[memory.device as usize].books.give(memory.bytes, part, now);
+        if !memory.imported {
+            self.devices[memory.device as usize].books.give(memory.bytes, part, now);
+        }
         if let Some(oracle) = &mut self.oracle {
             oracle.vanished(memory.physical, memory.bytes);
         }
@@ -100,7 +102,30 @@ impl Gpu {
         }
         state.time.spend(state.config.costs.create_of(bytes));
         let physical = state.number(bytes);
-        Ok(state.vmm.create(device, bytes, physical))
+        Ok(state.vmm.create(device, bytes, physical, false))
+    }
+
+    /// Takes up physical memory of another process, which has it from the device: here it costs
+    /// none.
+    pub fn physical_import(&self, device: u32, bytes: u64) -> SimResult<u64> {
+        const KIND: CallKind = CallKind::Import;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.map)?;
+        if state.no_vmm(device) {
+            return fail(KIND, code::NOT_SUPPORTED);
+        }
+        if !granular(0, bytes, state.config.devices[device as usize].granularity) {
+            return state.refuse(KIND, "imported memory that is not whole granules", bytes);
+        }
+        let physical = state.number(bytes);
+        Ok(state.vmm.create(device, bytes, physical, true))
+    }
+
+    /// The bytes of an unreleased handle.
+    pub fn physical_bytes(&self, handle: u64) -> Option<u64> {
+        let state = self.lock();
+        state.vmm.handle(handle).filter(|memory| !memory.released).map(|memory| memory.bytes)
     }
 
     /// Releases a handle; its memory lives on while mapped.

@@ -99,6 +99,16 @@ driver_calls! {
     PoolGetAttribute, "cuMemPoolGetAttribute", false;
     /// A pool's attribute is set.
     PoolSetAttribute, "cuMemPoolSetAttribute", false;
+    /// Physical memory is offered to other processes.
+    Export, "cuMemExportToShareableHandle", false;
+    /// Physical memory of another process is taken up.
+    Import, "cuMemImportFromShareableHandle", false;
+    /// A plain allocation is offered to other processes.
+    IpcHandle, "cuIpcGetMemHandle", false;
+    /// A plain allocation of another process is opened.
+    IpcOpen, "cuIpcOpenMemHandle", false;
+    /// A plain allocation of another process is closed.
+    IpcClose, "cuIpcCloseMemHandle", false;
     /// Memory is filled.
     Memset, "cuMemsetD8Async", true;
     /// An event is created.

@@ -7,6 +7,7 @@
 //! outside.
 
 use crate::file;
+use crate::signals::without_signals;
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -294,23 +295,6 @@ fn write_until_the_end(inner: &Inner) {
     while !*ends {
         inner.wake.wait_for(&mut ends, INTERVAL);
         parking_lot::MutexGuard::unlocked(&mut ends, || inner.flush());
-    }
-}
-
-/// Runs `body`, which starts a thread, with all signals blocked, so that the program's handlers run
-/// on the program's threads.
-fn without_signals<T>(body: impl FnOnce() -> T) -> T {
-    // SAFETY: valid places for both sets; this thread's mask, restored below.
-    unsafe {
-        let (mut all, mut before) =
-            (std::mem::zeroed::<libc::sigset_t>(), std::mem::zeroed::<libc::sigset_t>());
-        libc::sigfillset(&mut all);
-        let changed = libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before) == 0;
-        let result = body();
-        if changed {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
-        }
-        result
     }
 }
 

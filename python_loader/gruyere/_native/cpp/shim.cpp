@@ -32,11 +32,6 @@ namespace {
 
 constexpr size_t kExabyte = size_t{1} << 60;
 
-constexpr auto kNoIpc =
-    "CUDA tensors cannot be shared with other processes while Gruyère serves them: send a copy in "
-    "host memory (tensor.cpu()), or use collectives "
-    "(torch.distributed)";
-
 } // namespace
 
 // The only exported class of the shim: its virtual table is looked up by this name.
@@ -468,12 +463,22 @@ public:
         return cudaMemcpyPeerAsync(to, to_device, from, from_device, size, stream);
     }
 
-    ShareableHandle shareIpcHandle(void *) override {
-        TORCH_CHECK_NOT_IMPLEMENTED(false, kNoIpc);
+    // Other processes: the library names the memory of a block, and opens what another one named.
+
+    ShareableHandle shareIpcHandle(void *block) override {
+        GruyereShared shared{};
+        check(table->share(block, &shared));
+        return {static_cast<ptrdiff_t>(shared.offset),
+                std::string(reinterpret_cast<const char *>(shared.name), shared.size)};
     }
 
-    std::shared_ptr<void> getIpcDevPtr(std::string) override {
-        TORCH_CHECK_NOT_IMPLEMENTED(false, kNoIpc);
+    std::shared_ptr<void> getIpcDevPtr(std::string handle) override {
+        void *memory = table->shared_open(reinterpret_cast<const uint8_t *>(handle.data()),
+                                          handle.size(), c10::cuda::current_device());
+        if (!memory) {
+            refuse();
+        }
+        return {memory, [](void *opened) { table->shared_close(opened); }};
     }
 
 private:

@@ -60,6 +60,18 @@ struct View {
     uses: Vec<(u32, u64)>,
     /// Its place in the record.
     slot: SegmentSlot,
+    /// In the order in which the views were made.
+    number: u64,
+}
+
+/// A whole chunk at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mapping {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) handle: PhysicalHandle,
+    /// No other mapping of the device, past or to come, has this number.
+    pub(crate) number: u64,
 }
 
 fn bits(first: u32, count: u32) -> u64 {
@@ -124,6 +136,7 @@ pub(crate) struct Pages {
     /// Views without pages, by first byte, numbered in the order in which they retired.
     retired: BTreeMap<u64, u64>,
     next_retired: u64,
+    next_view: u64,
     /// Views that the driver refused to unmap: from then on each has a call of its own, so that it
     /// blocks no other.
     refused: BTreeSet<u64>,
@@ -248,6 +261,14 @@ impl Pages {
             .filter(move |(address, _, chunk)| address + chunk.bytes() > start)
     }
 
+    /// The mappings that touch a range, by address.
+    pub(crate) fn mappings(&self, range: &Range<u64>) -> impl Iterator<Item = Mapping> + use<'_> {
+        self.views_in(range).map(|(address, view, chunk)| {
+            let &Chunk { handle, .. } = chunk;
+            Mapping { address, bytes: chunk.bytes(), handle, number: view.number }
+        })
+    }
+
     /// The parts that make up a range of owned pages.
     pub(crate) fn parts(&self, range: &Range<u64>) -> impl Iterator<Item = Part> + use<'_> {
         let range = range.clone();
@@ -350,7 +371,9 @@ impl Pages {
         chunk.owned += pages.count_ones();
         let slot = self.book.add_view(address, id, self.bytes_of(id), pages);
         self.owned += u64::from(pages.count_ones());
-        self.views.insert(address, View { chunk: id, pages, uses: Vec::new(), slot });
+        let number = self.next_view;
+        self.next_view += 1;
+        self.views.insert(address, View { chunk: id, pages, uses: Vec::new(), slot, number });
         if pages == 0 {
             self.retire(address);
         }

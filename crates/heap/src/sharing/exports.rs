@@ -1,0 +1,192 @@
+//! Blocks that other processes map.
+//!
+//! Pages under a live block stay where they are, so whoever holds the block may let others map its
+//! chunks, whole and in the order of their addresses, for as long as the block lives. A chunk holds
+//! other blocks too, as a segment of torch's does.
+//!
+//! An [`Extent`] stands for the chunks under a block. It has the number of the newest mapping among
+//! them: should the block be freed, and other chunks be mapped at its addresses, the number is a
+//! higher one. So equal extents of a process are the same memory, and an outdated one is refused.
+
+use crate::central::Central;
+use crate::driver::{DeviceId, Driver, DriverError, IpcHandle};
+use crate::heap::Heap;
+use crate::path::block_at::BlockFacts;
+use crate::runs::page_table::Owner;
+use crate::supply::pages::chunks::Mapping;
+use crate::sync::lock;
+use std::fmt;
+use std::os::fd::OwnedFd;
+
+/// Consecutive chunks, as mapped in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Extent {
+    /// The first chunk's address.
+    pub address: u64,
+    /// The bytes of all chunks.
+    pub bytes: u64,
+    /// The number of the newest mapping among them.
+    pub newest: u64,
+}
+
+/// The memory that a block lies in, as other processes can open it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offer {
+    /// Chunks, to be mapped in their order ([`Heap::export_chunks`]).
+    Chunks(Extent),
+    /// A plain allocation that starts at this address.
+    Plain(u64, IpcHandle),
+}
+
+impl Offer {
+    /// The address in this process of what another one opens.
+    pub fn address(&self) -> u64 {
+        match *self {
+            Self::Chunks(Extent { address, .. }) | Self::Plain(address, _) => address,
+        }
+    }
+}
+
+/// Why memory is not offered to other processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotOffered {
+    /// No live block starts at the address.
+    NoBlock(u64),
+    /// The block lies in a pool of the driver's.
+    InPool,
+    /// The block lies in a segment that a caller brought.
+    Brought,
+    /// The extent is not mapped any more.
+    Outdated,
+    /// The driver refused.
+    Driver(DriverError),
+}
+
+impl fmt::Display for NotOffered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoBlock(address) => write!(
+                f,
+                "no live block of Gruyère's starts at {address:#x} (the memory is another \
+                 allocator's, or was freed)"
+            ),
+            Self::InPool => f.write_str(
+                "the memory is a pool's of the driver (backing:pool), which has no handles for \
+                 other processes; GRUYERE_CONF=backing:fixed has them",
+            ),
+            Self::Brought => f.write_str(
+                "the memory is a segment of the MemPool's own allocator, which has no handle here",
+            ),
+            Self::Outdated => f.write_str("the memory was freed before it was opened"),
+            Self::Driver(error) => write!(
+                f,
+                "the CUDA driver refused: {error} (handle_type:none and handle_type:fabric make \
+                 memory without file handles)"
+            ),
+        }
+    }
+}
+
+impl Heap {
+    /// How other processes can open the memory of the live block that starts at `address`.
+    ///
+    /// # Errors
+    /// [`NotOffered`], but for `Outdated`.
+    pub fn offer(&self, address: u64) -> Result<Offer, NotOffered> {
+        let owner = self.shared.table.get(address);
+        let known = match owner {
+            Owner::Slab { device, .. } | Owner::Large { device, .. } => Some(device),
+            Owner::None => None,
+        };
+        let device = self.devices().find(|device| {
+            known.map_or_else(
+                || lock(&device.central).is_direct(address),
+                |known| device.id == u32::from(known),
+            )
+        });
+        let device = device.ok_or(NotOffered::NoBlock(address))?;
+        let block = device.block_at(address, owner).filter(|block| !block.is_pending);
+        let BlockFacts { bytes, .. } = block.ok_or(NotOffered::NoBlock(address))?;
+        lock(&device.central).offer(&*self.shared.driver, device.id, address, bytes)
+    }
+
+    /// Files of up to `most` chunks of an offered extent, with their bytes: those from the address
+    /// `from` on, in their order.
+    ///
+    /// # Errors
+    /// [`NotOffered::Outdated`], [`NotOffered::Driver`].
+    pub fn export_chunks(
+        &self,
+        extent: Extent,
+        from: u64,
+        most: usize,
+    ) -> Result<Vec<(OwnedFd, u64)>, NotOffered> {
+        for device in self.devices() {
+            let central = lock(&device.central);
+            if !central.is_mapped(extent) {
+                continue;
+            }
+            let chunks = central.backing.pages.mappings(&(from..extent.address + extent.bytes));
+            let export = |chunk: Mapping| {
+                let file = self.shared.driver.physical_export(device.id, chunk.handle);
+                Ok((file.map_err(NotOffered::Driver)?, chunk.bytes))
+            };
+            return chunks.take(most).map(export).collect();
+        }
+        Err(NotOffered::Outdated)
+    }
+}
+
+impl Central {
+    fn offer(
+        &self,
+        driver: &dyn Driver,
+        device: DeviceId,
+        address: u64,
+        bytes: u64,
+    ) -> Result<Offer, NotOffered> {
+        let plain = |start| {
+            let handle = driver.ipc_handle(device, start).map_err(NotOffered::Driver)?;
+            Ok(Offer::Plain(start, handle))
+        };
+        if self.is_direct(address) {
+            return plain(address);
+        }
+        if let Some(extent) = extent(self.backing.pages.mappings(&(address..address + bytes))) {
+            return Ok(Offer::Chunks(extent));
+        }
+        let region = self
+            .arenas
+            .regions()
+            .find(|(_, region)| (region.address..region.address + region.bytes).contains(&address));
+        let (_, region) = region.ok_or(NotOffered::NoBlock(address))?;
+        let pool = self.pools.of_space(region.space);
+        if pool.is_some_and(|pool| pool.is_outside()) {
+            return Err(NotOffered::Brought);
+        }
+        let (origin, taken) = region.span;
+        if self.backing.is_pooled(taken) { Err(NotOffered::InPool) } else { plain(origin) }
+    }
+
+    /// Whether an extent is mapped as it was when it was offered.
+    fn is_mapped(&self, offered: Extent) -> bool {
+        let range = offered.address..offered.address.saturating_add(offered.bytes);
+        extent(self.backing.pages.mappings(&range)) == Some(offered)
+    }
+}
+
+/// The extent of consecutive mappings; `None`: there is none, or a gap.
+fn extent(mappings: impl Iterator<Item = Mapping>) -> Option<Extent> {
+    let mut extent: Option<Extent> = None;
+    for Mapping { address, bytes, number, .. } in mappings {
+        extent = Some(match extent {
+            None => Extent { address, bytes, newest: number },
+            Some(before) if before.address + before.bytes == address => {
+                let newest = before.newest.max(number);
+                Extent { bytes: before.bytes + bytes, newest, ..before }
+            }
+            Some(_) => return None,
+        });
+    }
+    extent
+}
