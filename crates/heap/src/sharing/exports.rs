@@ -101,7 +101,7 @@ impl Heap {
         let device = self.devices().find(|device| {
             known.map_or_else(
                 || lock(&device.central).is_direct(address),
-                |known| device.id == u32::from(known),
+                |known| device.id == known,
             )
         });
         let device = device.ok_or(NotOffered::NoBlock(address))?;
