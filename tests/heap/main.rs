@@ -25,6 +25,7 @@ mod pools;
 mod program_waits;
 mod promises;
 mod ranks;
+mod sharing;
 mod sites;
 mod small_runs;
 mod spans;

@@ -15,8 +15,8 @@ pub(crate) struct Physical {
     pub(crate) physical: u64,
     /// The number of its mappings.
     pub(crate) mappings: u32,
-    /// The handle was released.
-    pub(crate) released: bool,
+    /// References to the handle: one of its creation, one of each import; 0: it was released.
+    pub(crate) references: u32,
     /// It is another process's: no memory of the device's is taken for it here.
     pub(crate) imported: bool,
 }
@@ -82,7 +82,7 @@ impl Vmm {
 
     pub(crate) fn create(&mut self, device: u32, bytes: u64, physical: u64, imported: bool) -> u64 {
         self.next_handle += 1;
-        let memory = Physical { device, bytes, physical, mappings: 0, released: false, imported };
+        let memory = Physical { device, bytes, physical, mappings: 0, references: 1, imported };
         self.handles.insert(self.next_handle, memory);
         self.next_handle
     }
@@ -91,13 +91,24 @@ impl Vmm {
         self.handles.get(&handle)
     }
 
-    /// Releases the handle; returns the memory if nothing maps it.
+    /// Adds a reference to an unreleased handle.
+    pub(crate) fn retain(&mut self, handle: u64) -> Result<(), Refused> {
+        match self.handles.get_mut(&handle).filter(|memory| memory.references > 0) {
+            None => Err("import of a handle that does not exist (any more)"),
+            Some(memory) => {
+                memory.references += 1;
+                Ok(())
+            }
+        }
+    }
+
+    /// Drops a reference to the handle; returns the memory if nothing maps it.
     pub(crate) fn release(&mut self, handle: u64) -> Result<Option<Physical>, Refused> {
         match self.handles.get_mut(&handle) {
             None => Err("release of a handle that does not exist (any more)"),
-            Some(memory) if memory.released => Err("second release of a handle"),
+            Some(memory) if memory.references == 0 => Err("second release of a handle"),
             Some(memory) => {
-                memory.released = true;
+                memory.references -= 1;
                 Ok(self.reap(handle))
             }
         }
@@ -105,7 +116,11 @@ impl Vmm {
 
     fn reap(&mut self, handle: u64) -> Option<Physical> {
         let memory = self.handles.get(&handle)?;
-        if memory.released && memory.mappings == 0 { self.handles.remove(&handle) } else { None }
+        if memory.references == 0 && memory.mappings == 0 {
+            self.handles.remove(&handle)
+        } else {
+            None
+        }
     }
 
     /// Maps the whole handle at `address`.
@@ -124,7 +139,8 @@ impl Vmm {
             return Err("map at an offset other than 0");
         }
         let is_reserved = self.in_one_reservation(address, bytes);
-        let Some(memory) = self.handles.get_mut(&handle).filter(|memory| !memory.released) else {
+        let Some(memory) = self.handles.get_mut(&handle).filter(|memory| memory.references > 0)
+        else {
             return Err("map of a handle that does not exist (any more)");
         };
         if memory.bytes != bytes {
@@ -199,6 +215,9 @@ impl Vmm {
 
     /// The numbers of unreleased handles and of reservations.
     pub(crate) fn counts(&self) -> (usize, usize) {
-        (self.handles.values().filter(|memory| !memory.released).count(), self.reservations.len())
+        (
+            self.handles.values().filter(|memory| memory.references > 0).count(),
+            self.reservations.len(),
+        )
     }
 }

@@ -36,7 +36,7 @@ pub(super) use server::forget;
 ///
 /// # Errors
 /// Why other processes cannot have it, for the user.
-pub(super) fn name_of(heap: &'static Heap, address: u64) -> Result<(Vec<u8>, u64), String> {
+pub(super) fn name_of(heap: &Heap, address: u64) -> Result<(Vec<u8>, u64), String> {
     let refused = |why: String| {
         format!(
             "gruyere: this CUDA tensor cannot be shared with other processes: {why}. Send a copy \
@@ -47,7 +47,7 @@ pub(super) fn name_of(heap: &'static Heap, address: u64) -> Result<(Vec<u8>, u64
     let name = match offer {
         Offer::Plain(_, handle) => handle.to_vec(),
         Offer::Chunks(extent) => {
-            Name { server: server::started(heap).map_err(refused)?, extent }.to_bytes()
+            Name { server: server::started().map_err(refused)?, extent }.to_bytes()
         }
     };
     Ok((name, address - offer.address()))

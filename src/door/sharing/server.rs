@@ -9,7 +9,7 @@
 //!   sender -> receiver   or REFUSED, and the reason in words
 //! ```
 
-use super::super::process::guarded;
+use super::super::process::{current, guarded};
 use super::socket::{Connection, MOST_BYTES, MOST_FILES, listening};
 use crate::heap::{Chunk, Extent, Heap};
 use crate::record::signals::without_signals;
@@ -18,8 +18,8 @@ use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread::Builder;
 
 /// What a process is known by to those who open its memory: random, so that no other answers for
@@ -39,22 +39,26 @@ static LISTENING: AtomicI32 = AtomicI32::new(-1);
 /// The token of this process's server, which the first call starts.
 ///
 /// # Errors
-/// Why there is no server, for the user.
-pub(super) fn started(heap: &'static Heap) -> std::result::Result<Token, String> {
-    static STARTED: OnceLock<std::result::Result<Token, String>> = OnceLock::new();
-    let started = STARTED.get_or_init(|| {
-        start(heap).map_err(|error| format!("no socket for the receivers can be opened ({error})"))
-    });
-    started.clone()
+/// Why there is no server, for the user; a later call tries again.
+pub(super) fn started() -> std::result::Result<Token, String> {
+    static STARTED: Mutex<Option<Token>> = Mutex::new(None);
+    let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
+    match *started {
+        Some(token) => Ok(token),
+        None => match start() {
+            Ok(token) => Ok(*started.insert(token)),
+            Err(error) => Err(format!("no socket for the receivers can be opened ({error})")),
+        },
+    }
 }
 
-fn start(heap: &'static Heap) -> Result<Token> {
+fn start() -> Result<Token> {
     let mut token = [0; size_of::<Token>()];
     getrandom(&mut token, GetRandomFlags::empty())?;
     let socket = listening(&name(&token))?;
     LISTENING.store(socket.as_raw_fd(), Ordering::Relaxed);
     without_signals(|| {
-        Builder::new().name("gruyere-sharing".into()).spawn(move || accept(heap, &socket))
+        Builder::new().name("gruyere-sharing".into()).spawn(move || accept(&socket))
     })?;
     Ok(token)
 }
@@ -78,12 +82,12 @@ fn name(token: &Token) -> Vec<u8> {
     name.into_bytes()
 }
 
-fn accept(heap: &'static Heap, socket: &OwnedFd) {
+fn accept(socket: &OwnedFd) {
     loop {
         match Connection::accepted(socket) {
             // A receiver that stops must not keep the others waiting.
             Ok(connection) => {
-                let answer = move || guarded((), || answer(heap, &connection));
+                let answer = move || guarded((), || answer(&connection));
                 if let Err(error) = Builder::new().name("gruyere-sharing".into()).spawn(answer) {
                     log::warn!("a receiver of a CUDA tensor cannot be answered: {error}");
                 }
@@ -99,7 +103,8 @@ fn accept(heap: &'static Heap, socket: &OwnedFd) {
     }
 }
 
-fn answer(heap: &Heap, connection: &Connection) {
+fn answer(connection: &Connection) {
+    let Some(heap) = current() else { return };
     if let Err(error) = try_answer(heap, connection) {
         log::info!("the receiver of a CUDA tensor did not take it all: {error}");
     }

@@ -15,7 +15,8 @@ use gruyere_heap::driver::{
     IpcHandle, MemoryInfo, PhysicalHandle, PoolAttribute, PoolHandle, Result, StreamHandle,
 };
 use gruyere_phantom::{Gpu, SimError, SimResult, Source, StreamKind, relaxed};
-use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::{pread, pwrite};
 
 /// A driver with a simulated device.
 #[derive(Clone, Debug)]
@@ -196,22 +197,26 @@ impl Driver for PhantomDriver {
         call(|| self.gpu.free(device, address))
     }
 
-    /// An empty file as long as the memory.
+    /// A file with the handle's number.
     fn physical_export(&self, _device: DeviceId, handle: PhysicalHandle) -> Result<OwnedFd> {
         const CALL: &str = "cuMemExportToShareableHandle";
-        let bytes = self.gpu.physical_bytes(handle.0);
-        let bytes = bytes.ok_or(DriverError::new(CALL, ErrorKind::InvalidValue, 1))?;
-        let file = memfd_create("phantom memory", MemfdFlags::CLOEXEC);
-        file.and_then(|file| ftruncate(&file, bytes).map(|()| file))
+        if self.gpu.physical_bytes(handle.0).is_none() {
+            return Err(DriverError::new(CALL, ErrorKind::InvalidValue, 1));
+        }
+        memfd_create("phantom handle", MemfdFlags::CLOEXEC)
+            .and_then(|file| pwrite(&file, &handle.0.to_le_bytes(), 0).map(|_| file))
             .map_err(|_| DriverError::new(CALL, ErrorKind::Other, 999))
     }
 
+    /// The handle itself: the exporter has the same simulator.
     fn physical_import(&self, device: DeviceId, file: OwnedFd) -> Result<PhysicalHandle> {
-        let bytes = fstat(&file).map_or(0, |facts| facts.st_size.max(0) as u64);
-        call(|| self.gpu.physical_import(device, bytes)).map(PhysicalHandle)
+        let mut number = [0; 8];
+        let handle = pread(&file, &mut number, 0).map_or(0, |_| u64::from_le_bytes(number));
+        call(|| self.gpu.physical_retain(device, handle))?;
+        Ok(PhysicalHandle(handle))
     }
 
-    /// The address, as bytes: what it opens is an allocation of this simulator.
+    /// The bytes and the address.
     fn ipc_handle(&self, _device: DeviceId, address: DevicePtr) -> Result<IpcHandle> {
         let whole = self.gpu.allocation(address).filter(|whole| whole.source == Source::Plain);
         let bytes = whole.map(|whole| whole.bytes);
@@ -223,7 +228,7 @@ impl Driver for PhantomDriver {
         Ok(handle)
     }
 
-    /// Fresh memory of the same length, as in the simulator's other face.
+    /// Fresh memory of the same length.
     fn ipc_open(&self, device: DeviceId, handle: IpcHandle) -> Result<DevicePtr> {
         let [a, b, c, d, e, f, g, h, ..] = handle;
         call(|| self.gpu.alloc(device, u64::from_le_bytes([a, b, c, d, e, f, g, h])))

@@ -122,10 +122,23 @@ impl Gpu {
         Ok(state.vmm.create(device, bytes, physical, true))
     }
 
+    /// Imports a handle of this simulator, by another of its allocators: the same handle, to be
+    /// released once more.
+    pub fn physical_retain(&self, device: u32, handle: u64) -> SimResult<()> {
+        const KIND: CallKind = CallKind::Import;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter_for(KIND, device, state.config.costs.map)?;
+        match state.vmm.retain(handle) {
+            Err(what) => state.refuse(KIND, what, handle),
+            Ok(()) => Ok(()),
+        }
+    }
+
     /// The bytes of an unreleased handle.
     pub fn physical_bytes(&self, handle: u64) -> Option<u64> {
         let state = self.lock();
-        state.vmm.handle(handle).filter(|memory| !memory.released).map(|memory| memory.bytes)
+        state.vmm.handle(handle).filter(|memory| memory.references > 0).map(|memory| memory.bytes)
     }
 
     /// Releases a handle; its memory lives on while mapped.
