@@ -300,13 +300,3 @@ assert torch.backends.cudnn.benchmark
 tensor(1)
 """)
     assert ran.err == ""
-
-
-def test_what_is_not_there_yet_says_why_and_what_to_use_instead(phantom):
-    through(phantom, code="""
-block = tensor(2)
-assert "tensor.cpu()" in refused(block.untyped_storage()._share_cuda_)
-del block
-gc.collect()
-gpu.check_nothing_is_left()
-""")

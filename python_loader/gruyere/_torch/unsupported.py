@@ -35,8 +35,8 @@ GRAPH_TREES = (
     f"or {_NATIVE}"
 )
 IPC = (
-    "CUDA tensors cannot be shared with other processes while Gruyère serves them: send a "
-    "copy in host memory (tensor.cpu()), or use collectives (torch.distributed)"
+    "CUDA tensors cannot be shared with other processes through a pluggable allocator: send a "
+    f"copy in host memory (tensor.cpu()), or use collectives (torch.distributed); {_NATIVE}"
 )
 MEM_POOL = (
     "torch.cuda.MemPool does not work with a pluggable allocator: use gruyere.pool(name), a pool "

@@ -54,7 +54,8 @@ pub enum NotOffered {
     NoBlock(u64),
     /// The block lies in a pool of the driver's.
     InPool,
-    /// The block lies in a segment that a caller brought.
+    /// The block lies in a segment that a caller brought, of which only the caller knows what it is
+    /// a part of.
     Brought,
     /// The extent is not mapped any more.
     Outdated,
@@ -75,7 +76,7 @@ impl fmt::Display for NotOffered {
                  other processes; GRUYERE_CONF=backing:fixed has them",
             ),
             Self::Brought => f.write_str(
-                "the memory is a segment of the MemPool's own allocator, which has no handle here",
+                "the memory is a MemPool's (torch.cuda.use_mem_pool); allocate the tensor outside of it",
             ),
             Self::Outdated => f.write_str("the memory was freed before it was opened"),
             Self::Driver(error) => write!(
