@@ -94,7 +94,7 @@ def trainer(handles, done):
     done.put(torch.cuda.memory_allocated())
     handles.put(None)
 def server(handles, done):
-    own = [torch.zeros(1000 + 40_000 * at, dtype=torch.float64, device="cuda") for at in range(WEIGHTS)]
+    own = [counted(1000 + 40_000 * at).cuda() for at in range(WEIGHTS)]
     held = torch.cuda.memory_reserved()
     for turn in range(ROUNDS):
         for at, (rebuild, arguments) in enumerate(take(handles)):

@@ -76,7 +76,8 @@ impl fmt::Display for NotOffered {
                  other processes; GRUYERE_CONF=backing:fixed has them",
             ),
             Self::Brought => f.write_str(
-                "the memory is a MemPool's (torch.cuda.use_mem_pool); allocate the tensor outside of it",
+                "the memory is a MemPool's (torch.cuda.use_mem_pool); allocate the tensor outside \
+                 of it",
             ),
             Self::Outdated => f.write_str("the memory was freed before it was opened"),
             Self::Driver(error) => write!(
