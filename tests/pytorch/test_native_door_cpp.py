@@ -52,7 +52,7 @@ torch.cuda.memory._record_memory_history(None)
 for refuse, remedy in (
     (probe.probe_checkpoint, "no graph was captured into it"),
     (probe.probe_restore, "getCheckpointState"),
-    (probe.probe_ipc, "tensor.cpu()"),
+    (probe.probe_ipc, "unknown kind"),
 ):
     assert refuse() == 2 and remedy in said(), said()
 # Initialised twice, and in a child that has no CUDA: nothing happens.
