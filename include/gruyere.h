@@ -605,10 +605,11 @@ typedef struct GruyereNativeTable {
   // must stay live while one of them has the memory open.
   int (*share)(void *pointer, struct GruyereShared *shared);
   // Opens memory that another process has named, by the `size` bytes at `name`, for `device`.
-  // Opening the same memory again returns the same address. Returns NULL on failure.
+  // Opening the same memory again for the device returns the same address. Returns NULL on
+  // failure.
   void *(*shared_open)(const uint8_t *name, size_t size, int device);
   // Closes the memory at `address` once; it must be closed as often as it was opened. The last
-  // time waits for the device.
+  // time waits for the device, and unmaps it; after a capture, if a stream captures.
   void (*shared_close)(void *address);
 } GruyereNativeTable;
 

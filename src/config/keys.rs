@@ -96,9 +96,10 @@ pub static KEYS: &[Key] = &[
         name: "handle_type",
         default: "auto",
         meaning: "How pages (`stitch`) can be exported to other processes, for NCCL and other \
-                  libraries that export the memory they register: as a file descriptor (`posix`), \
-                  over multi-node NVLink (`fabric`), or not at all (`none`). `auto`: `posix` if a \
-                  first export on the device works, else `none`.",
+                  libraries that export the memory they register, and for CUDA tensors sent to \
+                  other processes: as a file descriptor (`posix`, which such tensors need), over \
+                  multi-node NVLink (`fabric`), or not at all (`none`). `auto`: `posix` if a first \
+                  export on the device works, else `none`.",
         kind: Kind::HandleType(
             &[
                 ("auto", HandleType::Auto),

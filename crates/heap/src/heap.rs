@@ -64,6 +64,8 @@ pub struct Heap {
     pub(crate) bad_frees: AtomicU64,
     /// What is mapped of other processes' memory.
     pub(crate) imports: Mutex<Imports>,
+    /// Held while memory of another process is opened.
+    pub(crate) opening: Mutex<()>,
     pub(crate) history: History,
     /// The trace that `trace:` asks for.
     pub(crate) trace: Option<Tracer>,
@@ -131,6 +133,7 @@ impl Heap {
             pool_scopes: Mutex::new(0),
             bad_frees: AtomicU64::new(0),
             imports: Mutex::new(Imports::default()),
+            opening: Mutex::new(()),
             history: History::default(),
             trace,
         })
@@ -236,6 +239,7 @@ impl Heap {
                 }
                 if driver.can_access_peer(id, other as u32).unwrap_or(false) {
                     lock(&peer.central).backing.allow_peer(driver, id);
+                    self.allow_peer_of_imports(peer.id, id);
                 }
             }
             let _ = cell.set(Box::new(device));

@@ -85,6 +85,7 @@ fn every_kind_of_call_can_fail() {
             gpu.pool_free(0, block, 0),
             gpu.address_reserve(0, PAGE, 0).map(drop),
             gpu.physical_create(0, PAGE).map(drop),
+            gpu.physical_import(0, PAGE).map(drop),
             gpu.map(0, base, PAGE, 0, handle),
             gpu.set_access(0, base, PAGE, &[0]),
             gpu.memset(0, base, PAGE, stream),

@@ -171,3 +171,30 @@ fn what_is_held_is_counted() {
     gpu.pool_destroy(0, pool).unwrap();
     assert_eq!(gpu.held(), Held::default());
 }
+
+#[test]
+fn memory_of_another_process_takes_none_of_the_device_here() {
+    let gpu = Gpu::new(Config::new(PAGE));
+    gpu.physical_create(0, PAGE).unwrap();
+    let other = gpu.physical_import(0, 3 * PAGE).unwrap();
+    assert_eq!((gpu.books(0).physical, gpu.physical_bytes(other)), (PAGE, Some(3 * PAGE)));
+    let address = gpu.address_reserve(0, 3 * PAGE, 0).unwrap();
+    gpu.map(0, address, 3 * PAGE, 0, other).unwrap();
+    gpu.physical_release(0, other).unwrap();
+    gpu.unmap(0, address, 3 * PAGE).unwrap();
+    assert_eq!((gpu.books(0).physical, gpu.physical_bytes(other)), (PAGE, None));
+    assert_eq!(gpu.misuses(), []);
+}
+
+#[test]
+fn a_handle_that_another_allocator_imports_lives_until_both_have_released_it() {
+    let gpu = Gpu::new(Config::new(PAGE));
+    let handle = gpu.physical_create(0, PAGE).unwrap();
+    gpu.physical_retain(0, handle).unwrap();
+    gpu.physical_release(0, handle).unwrap();
+    assert_eq!((gpu.books(0).physical, gpu.vmm_counts().0), (PAGE, 1));
+    gpu.physical_release(0, handle).unwrap();
+    assert_eq!((gpu.books(0).physical, gpu.vmm_counts().0), (0, 0));
+    assert_eq!(gpu.misuses(), []);
+    assert!(gpu.physical_retain(0, handle).is_err(), "it is gone");
+}

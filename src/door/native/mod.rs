@@ -174,11 +174,12 @@ pub struct GruyereNativeTable {
     /// must stay live while one of them has the memory open.
     pub share: unsafe extern "C" fn(pointer: *mut c_void, shared: *mut GruyereShared) -> c_int,
     /// Opens memory that another process has named, by the `size` bytes at `name`, for `device`.
-    /// Opening the same memory again returns the same address. Returns NULL on failure.
+    /// Opening the same memory again for the device returns the same address. Returns NULL on
+    /// failure.
     pub shared_open:
         unsafe extern "C" fn(name: *const u8, size: usize, device: c_int) -> *mut c_void,
     /// Closes the memory at `address` once; it must be closed as often as it was opened. The last
-    /// time waits for the device.
+    /// time waits for the device, and unmaps it; after a capture, if a stream captures.
     pub shared_close: extern "C" fn(address: *mut c_void),
 }
 

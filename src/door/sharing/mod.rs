@@ -25,7 +25,7 @@ mod name;
 mod server;
 mod socket;
 
-use crate::heap::{Extent, Heap, Offer};
+use crate::heap::{ChunkFile, Export, Extent, Heap};
 use name::{Name, Named};
 use std::collections::VecDeque;
 
@@ -43,14 +43,14 @@ pub(super) fn name_of(heap: &Heap, address: u64) -> Result<(Vec<u8>, u64), Strin
              in host memory (tensor.cpu()), or use collectives (torch.distributed)"
         )
     };
-    let offer = heap.offer(address).map_err(|error| refused(error.to_string()))?;
-    let name = match offer {
-        Offer::Plain(_, handle) => handle.to_vec(),
-        Offer::Chunks(extent) => {
+    let export = heap.export(address).map_err(|error| refused(error.to_string()))?;
+    let name = match export {
+        Export::Plain(_, handle) => handle.to_vec(),
+        Export::Chunks(extent) => {
             Name { server: server::started().map_err(refused)?, extent }.to_bytes()
         }
     };
-    Ok((name, address - offer.address()))
+    Ok((name, address - export.address()))
 }
 
 /// Opens the memory that another process has named, for `device`; its address here.
@@ -76,11 +76,11 @@ struct Received {
     server: server::Token,
     extent: Extent,
     connection: Option<socket::Connection>,
-    chunks: VecDeque<crate::heap::Chunk>,
+    chunks: VecDeque<ChunkFile>,
 }
 
 impl Received {
-    fn next(&mut self) -> Result<crate::heap::Chunk, String> {
+    fn next(&mut self) -> Result<ChunkFile, String> {
         if let Some(chunk) = self.chunks.pop_front() {
             return Ok(chunk);
         }

@@ -1,7 +1,8 @@
 //! The bytes by which one process names memory to another; torch carries them.
 //!
 //! ```text
-//!   ours    "gruyere" and a version | token of the server, 16 | address, bytes, newest: 8 each
+//!   ours    "gruyere" and a version | token of the server, 16 | device, 4
+//!                                   | address, bytes, newest: 8 each
 //!   torch   [version] 'c'           | CUipcMemHandle, 64              memory of cudaMalloc
 //!                                   | CUipcMemHandle, 64              the same, of any version
 //!   torch   [version] 'e'           | process and file numbers        expandable segments
@@ -16,7 +17,26 @@ use crate::heap::Extent;
 
 /// The last byte is the version.
 const MARK: [u8; 8] = *b"gruyere\x01";
-const LENGTH: usize = MARK.len() + size_of::<Token>() + 3 * size_of::<u64>();
+/// Bytes of an extent.
+pub(super) const EXTENT: usize = size_of::<u32>() + 3 * size_of::<u64>();
+
+/// An extent as bytes.
+pub(super) fn extent_to_bytes(extent: Extent) -> [u8; EXTENT] {
+    let Extent { device, address, bytes, newest } = extent;
+    let mut written = [0; EXTENT];
+    let (first, numbers) = written.split_at_mut(size_of::<u32>());
+    first.copy_from_slice(&device.to_le_bytes());
+    numbers.copy_from_slice([address, bytes, newest].map(u64::to_le_bytes).as_flattened());
+    written
+}
+
+/// Reads [`extent_to_bytes`].
+pub(super) fn extent_of(bytes: &[u8; EXTENT]) -> Option<Extent> {
+    let (device, numbers) = bytes.split_first_chunk()?;
+    let ([address, bytes, newest], []) = numbers.as_chunks() else { return None };
+    let [address, bytes, newest] = [address, bytes, newest].map(|n| u64::from_le_bytes(*n));
+    Some(Extent { device: u32::from_le_bytes(*device), address, bytes, newest })
+}
 
 /// Chunks of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,9 +47,7 @@ pub(super) struct Name {
 
 impl Name {
     pub(super) fn to_bytes(self) -> Vec<u8> {
-        let Extent { address, bytes, newest } = self.extent;
-        let numbers = [address, bytes, newest].map(u64::to_le_bytes);
-        [&MARK[..], &self.server, numbers.as_flattened()].concat()
+        [&MARK[..], &self.server, &extent_to_bytes(self.extent)].concat()
     }
 }
 
@@ -52,12 +70,10 @@ impl Named {
             return Ok(Self::Plain(handle));
         }
         if let Some(rest) = bytes.strip_prefix(&MARK)
-            && bytes.len() == LENGTH
-            && let Some((&server, numbers)) = rest.split_first_chunk()
-            && let ([address, bytes, newest], []) = numbers.as_chunks()
+            && let Some((&server, extent)) = rest.split_first_chunk()
+            && let Some(extent) = extent.try_into().ok().and_then(extent_of)
         {
-            let [address, bytes, newest] = [address, bytes, newest].map(|n| u64::from_le_bytes(*n));
-            return Ok(Self::Chunks(Name { server, extent: Extent { address, bytes, newest } }));
+            return Ok(Self::Chunks(Name { server, extent }));
         }
         if let [_, PLAIN, handle @ ..] = bytes
             && let Ok(handle) = handle.try_into()
@@ -84,13 +100,14 @@ impl Named {
 mod tests {
     use super::*;
 
-    const NAME: Name =
-        Name { server: [7; 16], extent: Extent { address: 1 << 40, bytes: 6 << 20, newest: 3 } };
+    const EXTENT: Extent = Extent { device: 5, address: 1 << 40, bytes: 6 << 20, newest: 3 };
+    const NAME: Name = Name { server: [7; 16], extent: EXTENT };
 
     #[test]
     fn a_name_is_read_as_it_was_written() {
         let bytes = NAME.to_bytes();
-        assert_eq!((bytes.len(), Named::parse(&bytes)), (LENGTH, Ok(Named::Chunks(NAME))));
+        assert_eq!(Named::parse(&bytes), Ok(Named::Chunks(NAME)));
+        assert!(bytes.len() < 64, "torch takes 64 bytes for a handle of CUDA's own");
     }
 
     #[test]
@@ -110,8 +127,9 @@ mod tests {
         let mut later = NAME.to_bytes();
         later[7] = 2;
         assert!(refused(&later).contains("another version of Gruy"));
-        for cut in [0, 1, 8, 9, LENGTH - 1] {
-            let said = refused(&NAME.to_bytes()[..cut]);
+        let bytes = NAME.to_bytes();
+        for cut in [0, 1, 8, 9, bytes.len() - 1] {
+            let said = refused(&bytes[..cut]);
             assert!(said.contains("unknown kind") || said.contains("another version"), "{said}");
         }
     }

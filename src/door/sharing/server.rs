@@ -2,7 +2,7 @@
 //! It starts with the first name, and ends with the process.
 //!
 //! ```text
-//!   receiver -> sender   the extent: address, bytes, newest, 8 bytes each
+//!   receiver -> sender   the token, and the extent
 //!   sender -> receiver   CHUNKS, the length of each chunk (8 bytes), and their files
 //!   receiver -> sender   a byte: it has mapped them, the next may come
 //!                        ... until the extent is complete
@@ -10,8 +10,9 @@
 //! ```
 
 use super::super::process::{current, guarded};
+use super::name::{extent_of, extent_to_bytes};
 use super::socket::{Connection, MOST_BYTES, MOST_FILES, listening};
-use crate::heap::{Chunk, Extent, Heap};
+use crate::heap::{ChunkFile, Extent, Heap};
 use crate::record::signals::without_signals;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::VecDeque;
@@ -21,9 +22,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread::Builder;
+use std::time::Duration;
 
-/// What a process is known by to those who open its memory: random, so that no other answers for
-/// it.
+/// The secret of a process's server. A part of it names the socket, which every process of the
+/// network namespace can list; the rest only a receiver of a tensor knows.
 pub(super) type Token = [u8; 16];
 
 const REFUSED: u8 = 0;
@@ -55,11 +57,11 @@ pub(super) fn started() -> std::result::Result<Token, String> {
 fn start() -> Result<Token> {
     let mut token = [0; size_of::<Token>()];
     getrandom(&mut token, GetRandomFlags::empty())?;
-    let socket = listening(&name(&token))?;
-    LISTENING.store(socket.as_raw_fd(), Ordering::Relaxed);
-    without_signals(|| {
-        Builder::new().name("gruyere-sharing".into()).spawn(move || accept(&socket))
-    })?;
+    let socket = listening(&socket_name(&token))?;
+    let number = socket.as_raw_fd();
+    let thread = Builder::new().name("gruyere-sharing".into());
+    without_signals(|| thread.spawn(move || accept(&socket, token)))?;
+    LISTENING.store(number, Ordering::Relaxed);
     Ok(token)
 }
 
@@ -74,51 +76,58 @@ pub(in super::super) fn forget() {
 }
 
 /// The name of the abstract socket.
-fn name(token: &Token) -> Vec<u8> {
+fn socket_name(token: &Token) -> Vec<u8> {
     let mut name = String::from("gruyere-sharing-");
-    for byte in token {
+    for byte in &token[..8] {
         let _ = write!(name, "{byte:02x}");
     }
     name.into_bytes()
 }
 
-fn accept(socket: &OwnedFd) {
+fn accept(socket: &OwnedFd, token: Token) {
+    let mut told = None;
     loop {
-        match Connection::accepted(socket) {
+        let error = match Connection::accepted(socket) {
             // A receiver that stops must not keep the others waiting.
             Ok(connection) => {
-                let answer = move || guarded((), || answer(&connection));
-                if let Err(error) = Builder::new().name("gruyere-sharing".into()).spawn(answer) {
-                    log::warn!("a receiver of a CUDA tensor cannot be answered: {error}");
+                let answer = move || guarded((), || answer(&connection, &token));
+                match Builder::new().name("gruyere-sharing".into()).spawn(answer) {
+                    Ok(_) => continue,
+                    Err(error) => error,
                 }
             }
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                log::warn!("another user's process asked for memory of this one, and got none");
+            Err(error) => error,
+        };
+        // Once for each kind: another user's process could ask again and again.
+        if told.replace(error.kind()) != Some(error.kind()) {
+            log::warn!("a process that asked for memory of this one got none: {error}");
+        }
+        match error.raw_os_error() {
+            // The program has closed the socket.
+            Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK) => return,
+            Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) => {
+                std::thread::sleep(Duration::from_millis(100));
             }
-            Err(error) => {
-                log::warn!("a receiver of a CUDA tensor could not connect: {error}");
-                std::thread::sleep(std::time::Duration::from_millis(100));
-            }
+            _ => {}
         }
     }
 }
 
-fn answer(connection: &Connection) {
+fn answer(connection: &Connection, token: &Token) {
     let Some(heap) = current() else { return };
-    if let Err(error) = try_answer(heap, connection) {
+    if let Err(error) = try_answer(heap, connection, token) {
         log::info!("the receiver of a CUDA tensor did not take it all: {error}");
     }
 }
 
-fn try_answer(heap: &Heap, connection: &Connection) -> Result<()> {
+fn try_answer(heap: &Heap, connection: &Connection, token: &Token) -> Result<()> {
     let mut space = [0; MOST_BYTES];
     let (request, _) = connection.receive(&mut space)?;
-    let ([address, bytes, newest], []) = request.as_chunks() else {
+    let extent = request.strip_prefix(token).and_then(|extent| extent_of(extent.try_into().ok()?));
+    let Some(extent) = extent else {
         return connection.send(&refusal("the request is of another version"), NO_FILES);
     };
-    let [address, bytes, newest] =
-        [address, bytes, newest].map(|number| u64::from_le_bytes(*number));
-    let extent = Extent { address, bytes, newest };
+    let Extent { address, bytes, .. } = extent;
     let (mut from, end) = (address, address.saturating_add(bytes));
     loop {
         let chunks = match heap.export_chunks(extent, from, MOST_FILES) {
@@ -151,22 +160,24 @@ fn refusal(why: &str) -> Vec<u8> {
 /// # Errors
 /// Why there is no answer, for the user.
 pub(super) fn ask(token: &Token, extent: Extent) -> std::result::Result<Connection, String> {
-    let connection = Connection::to(&name(token)).map_err(|error| match error.kind() {
-        ErrorKind::ConnectionRefused => "its sender has ended, or is in another network namespace \
-             (a container's); the sender must live as long as the tensor is in use"
-            .to_owned(),
-        _ => no_answer(&error),
-    })?;
-    let Extent { address, bytes, newest } = extent;
-    let request = [address, bytes, newest].map(u64::to_le_bytes);
-    connection.send(request.as_flattened(), NO_FILES).map_err(|error| no_answer(&error))?;
+    let connection = Connection::to(&socket_name(token)).map_err(|error| no_answer(&error))?;
+    request(&connection, token, extent)?;
     Ok(connection)
 }
 
-/// Tells the sender that the chunks so far are mapped.
+fn request(
+    connection: &Connection,
+    token: &Token,
+    extent: Extent,
+) -> std::result::Result<(), String> {
+    let request = [&token[..], &extent_to_bytes(extent)].concat();
+    connection.send(&request, NO_FILES).map_err(|error| no_answer(&error))
+}
+
+/// Asks for the next chunks: those before are mapped.
 ///
 /// # Errors
-/// Why it is not told, for the user.
+/// Why there is no answer, for the user.
 pub(super) fn ask_for_more(connection: &Connection) -> std::result::Result<(), String> {
     connection.send(&[CHUNKS], NO_FILES).map_err(|error| no_answer(&error))
 }
@@ -175,7 +186,7 @@ pub(super) fn ask_for_more(connection: &Connection) -> std::result::Result<(), S
 ///
 /// # Errors
 /// The sender's reason, or why there is none, for the user.
-pub(super) fn receive(connection: &Connection) -> std::result::Result<VecDeque<Chunk>, String> {
+pub(super) fn receive(connection: &Connection) -> std::result::Result<VecDeque<ChunkFile>, String> {
     let mut space = [0; MOST_BYTES];
     let (message, files) = connection.receive(&mut space).map_err(|error| no_answer(&error))?;
     if let [CHUNKS, lengths @ ..] = message
@@ -186,14 +197,125 @@ pub(super) fn receive(connection: &Connection) -> std::result::Result<VecDeque<C
         return Ok(files.into_iter().zip(lengths).collect());
     }
     Err(match message {
-        [REFUSED, why @ ..] => String::from_utf8_lossy(why).into_owned(),
+        [REFUSED, why @ ..] => format!("its sender refused: {}", String::from_utf8_lossy(why)),
         _ => "its sender's answer is of another version of Gruyère".to_owned(),
     })
 }
 
 fn no_answer(error: &Error) -> String {
-    if error.raw_os_error() == Some(libc::EMFILE) {
-        return "this process has no open files left (ulimit -n)".to_owned();
+    match (error.raw_os_error(), error.kind()) {
+        (Some(libc::EMFILE), _) => "this process has no open files left (ulimit -n)".to_owned(),
+        (_, ErrorKind::ConnectionRefused) => "its sender has ended, or is in another network \
+            namespace (a container's); the sender must live as long as the tensor is in use"
+            .to_owned(),
+        (_, ErrorKind::PermissionDenied) => "its sender is another user's process; both must run \
+            as one user"
+            .to_owned(),
+        _ => format!("its sender did not answer: {error}"),
     }
-    format!("its sender did not answer: {error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::socket::pair;
+    use super::*;
+    use crate::config::Config;
+    use crate::driver::StreamHandle;
+    use crate::heap::Export;
+    use gruyere_phantom::{Config as GpuConfig, Gpu};
+    use gruyere_phantom_driver::PhantomDriver;
+    use std::sync::Arc;
+
+    const TOKEN: Token = [3; 16];
+
+    fn heap() -> Heap {
+        let gpu = Arc::new(Gpu::new(GpuConfig::new(1 << 30)));
+        // Chunks of a page.
+        let settings = Config::parse("slack:0,record:off").unwrap().heap;
+        Heap::new(Arc::new(PhantomDriver::new(gpu)), settings).unwrap()
+    }
+
+    fn extent(heap: &Heap, bytes: u64) -> (u64, Extent) {
+        let block = heap.malloc(bytes, 0, StreamHandle(0)).unwrap();
+        let Ok(Export::Chunks(extent)) = heap.export(block) else { panic!("no chunks") };
+        (block, extent)
+    }
+
+    /// The lengths of the chunks that a receiver gets, and why it gets no more. `between` runs
+    /// behind each batch.
+    fn received(
+        heap: &Heap,
+        token: &Token,
+        extent: Extent,
+        mut between: impl FnMut(),
+    ) -> (Vec<u64>, Option<String>) {
+        let (ours, theirs) = pair();
+        std::thread::scope(|scope| {
+            scope.spawn(move || try_answer(heap, &theirs, &TOKEN));
+            request(&ours, token, extent).unwrap();
+            let mut lengths = Vec::new();
+            loop {
+                match receive(&ours) {
+                    Ok(chunks) => lengths.extend(chunks.into_iter().map(|(_, bytes)| bytes)),
+                    Err(why) => return (lengths, Some(why)),
+                }
+                between();
+                if lengths.iter().sum::<u64>() >= extent.bytes {
+                    return (lengths, None);
+                }
+                ask_for_more(&ours).unwrap();
+            }
+        })
+    }
+
+    #[test]
+    fn a_receiver_gets_all_chunks_in_batches() {
+        let heap = heap();
+        for pages in [1, MOST_FILES as u64, MOST_FILES as u64 + 1, 50] {
+            let (_, extent) = extent(&heap, pages << 21);
+            let (lengths, refused) = received(&heap, &TOKEN, extent, || {});
+            assert_eq!((lengths.iter().sum(), refused), (extent.bytes, None));
+            assert!(lengths.len() as u64 >= pages, "{lengths:?}");
+        }
+        heap.shut_down();
+    }
+
+    #[test]
+    fn who_does_not_know_the_token_or_comes_too_late_gets_nothing() {
+        let heap = heap();
+        let (block, extent) = extent(&heap, 4 << 20);
+        let (got, refused) = received(&heap, &[4; 16], extent, || {});
+        assert!(got.is_empty() && refused.unwrap().contains("another version"));
+        assert!(heap.free(block));
+        heap.trim();
+        let (got, refused) = received(&heap, &TOKEN, extent, || {});
+        assert!(got.is_empty() && refused.unwrap().contains("freed before it was opened"));
+        heap.shut_down();
+    }
+
+    #[test]
+    fn memory_that_goes_between_two_batches_is_refused_from_there_on() {
+        let heap = heap();
+        let (block, extent) = extent(&heap, 40 << 20);
+        let mut is_there = true;
+        let (got, refused) = received(&heap, &TOKEN, extent, || {
+            if std::mem::take(&mut is_there) {
+                assert!(heap.free(block));
+                heap.trim();
+            }
+        });
+        assert!(got.len() < 20 && refused.unwrap().contains("freed before it was opened"));
+        heap.shut_down();
+    }
+
+    #[test]
+    fn a_receiver_that_leaves_ends_its_answer() {
+        let heap = heap();
+        let (_, extent) = extent(&heap, 40 << 20);
+        let (ours, theirs) = pair();
+        request(&ours, &TOKEN, extent).unwrap();
+        drop(ours);
+        assert!(try_answer(&heap, &theirs, &TOKEN).is_err());
+        heap.shut_down();
+    }
 }

@@ -1,7 +1,7 @@
 //! Messages with open files between processes of one user, over abstract Unix sockets.
 //!
 //! A name of an abstract socket is no file: it is gone with the process. Every process of the
-//! network namespace may connect, so both ends ask the kernel who the other is.
+//! network namespace sees it and may connect, so both ends ask the kernel who the other is.
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
@@ -16,8 +16,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-/// Files in one message, at most: few enough for a process that has few left.
-pub(super) const MOST_FILES: usize = 32;
+/// Files in one message, at most: few enough for a process that has few left, and for the sender's
+/// lock, under which they are opened.
+pub(super) const MOST_FILES: usize = 8;
 /// Bytes in one message, at most.
 pub(super) const MOST_BYTES: usize = 1024;
 /// The longest that either end waits for the other.
@@ -26,6 +27,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn new() -> Result<OwnedFd> {
     // Messages arrive whole.
     Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Bounds how long sends, receives and connects wait.
+fn with_patience(socket: OwnedFd) -> Result<OwnedFd> {
+    for end in [Timeout::Recv, Timeout::Send] {
+        set_socket_timeout(&socket, end, Some(PATIENCE))?;
+    }
+    Ok(socket)
 }
 
 /// A socket that listens under `name`.
@@ -43,22 +52,20 @@ pub(super) struct Connection(OwnedFd);
 impl Connection {
     fn of_this_user(socket: OwnedFd) -> Result<Self> {
         if socket_peercred(&socket)?.uid != geteuid() {
-            return Err(Error::new(ErrorKind::PermissionDenied, "it is another user's"));
-        }
-        for end in [Timeout::Recv, Timeout::Send] {
-            set_socket_timeout(&socket, end, Some(PATIENCE))?;
+            return Err(Error::new(ErrorKind::PermissionDenied, "another user's process"));
         }
         Ok(Self(socket))
     }
 
     /// Waits for the next connection.
     pub(super) fn accepted(listening: &OwnedFd) -> Result<Self> {
-        Self::of_this_user(retried(|| accept_with(listening, SocketFlags::CLOEXEC))?)
+        let socket = retried(|| accept_with(listening, SocketFlags::CLOEXEC))?;
+        Self::of_this_user(with_patience(socket)?)
     }
 
     /// Connects to the socket that listens under `name`.
     pub(super) fn to(name: &[u8]) -> Result<Self> {
-        let socket = new()?;
+        let socket = with_patience(new()?)?;
         let address = SocketAddrUnix::new_abstract_name(name)?;
         retried(|| connect(&socket, &address))?;
         Self::of_this_user(socket)
@@ -108,6 +115,65 @@ fn retried<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> Result<T> {
                 return Err(Error::new(ErrorKind::TimedOut, "it has not answered for a minute"));
             }
             other => return Ok(other?),
+        }
+    }
+}
+
+/// Both ends of a connection.
+#[cfg(test)]
+pub(super) fn pair() -> (Connection, Connection) {
+    let flags = SocketFlags::CLOEXEC;
+    let ends = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    let (one, other) = ends.unwrap();
+    (Connection(one), Connection(other))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+
+    fn files(count: usize) -> Vec<File> {
+        (0..count).map(|_| File::open("/dev/null").unwrap()).collect()
+    }
+
+    #[test]
+    fn messages_arrive_whole_with_their_files() {
+        let (one, other) = pair();
+        let mut space = [0; MOST_BYTES];
+        for count in [0, 1, MOST_FILES] {
+            let sent = vec![count as u8 + 1; MOST_BYTES - count];
+            one.send(&sent, &files(count)).unwrap();
+            one.send(b"next", &files(0)).unwrap();
+            let (bytes, received) = other.receive(&mut space).unwrap();
+            assert_eq!((bytes, received.len()), (&sent[..], count));
+            assert!(received.iter().all(|file| rustix::fs::fstat(file).is_ok()));
+            assert_eq!(other.receive(&mut space).unwrap().0, b"next");
+        }
+    }
+
+    #[test]
+    fn the_end_of_the_other_is_an_error_at_once() {
+        let (one, other) = pair();
+        drop(one);
+        let mut space = [0; MOST_BYTES];
+        assert_eq!(other.receive(&mut space).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+        assert!(other.send(b"a", &files(0)).is_err());
+        let refused = Connection::to(b"gruyere-test-nobody-listens").unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn a_process_of_this_user_may_connect_and_both_ends_are_bounded_in_time() {
+        let name = format!("gruyere-test-{}", std::process::id());
+        let listening = listening(name.as_bytes()).unwrap();
+        let to = Connection::to(name.as_bytes()).unwrap();
+        let accepted = Connection::accepted(&listening).unwrap();
+        for Connection(socket) in [&to, &accepted] {
+            for end in [Timeout::Recv, Timeout::Send] {
+                let bound = rustix::net::sockopt::socket_timeout(socket, end).unwrap();
+                assert_eq!(bound, Some(PATIENCE));
+            }
         }
     }
 }

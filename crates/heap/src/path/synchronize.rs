@@ -1,8 +1,8 @@
 //! Waiting on the host for a whole device: everything freed before is free for every stream after.
 //!
 //! It costs the program its lead over the device, so only the last rungs of the ladder,
-//! `empty_cache`, a release of a pool and a lack of stream numbers do it; never while a stream
-//! captures.
+//! `empty_cache`, a release of a pool, the last close of another process's memory and a lack of
+//! stream numbers do it; never while a stream captures.
 
 use crate::device::Device;
 use crate::driver::DriverError;

@@ -254,6 +254,7 @@ impl Heap {
             central.publish_reserved();
         }
         drop(central);
+        self.give_back_imports();
         device.event(&self.shared, EventKind::CaptureEnd, id.0, id.1);
         Ok(())
     }

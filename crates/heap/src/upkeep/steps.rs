@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 impl Heap {
     /// Notes the end of a training step (or of a server's request).
     pub fn mark_step(&self) {
+        self.give_back_imports();
         let step = self.shared.step.fetch_add(1, Ordering::Relaxed) + 1;
         profiler::mark(What::Step, u64::from(step));
         if let Some(trace) = &self.trace {

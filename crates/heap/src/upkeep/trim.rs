@@ -107,6 +107,7 @@ impl Heap {
     /// `empty_cache`: returns unused memory of all devices to the driver; the bytes returned.
     /// Synchronises each device, unless a stream captures on it.
     pub fn trim(&self) -> u64 {
+        self.give_back_imports();
         let devices = self.devices().inspect(|device| self.forget_failed_captures(device));
         devices.map(|device| device.trim(&self.shared)).sum()
     }
