@@ -198,3 +198,45 @@ del block
 assert torch.cuda.memory_allocated() == 0
 """, "", GRUYERE_ENABLE="1", GRUYERE_CONF="backing:pool")
     ran.check()
+
+
+def test_a_stopped_sender_is_named_and_stops_no_other_thread_of_the_receiver(installed):
+    ran = installed.code(PROCESSES + """
+import signal, threading, time
+def sender(handles):
+    block = counted(5).cuda()
+    handles.put((os.getpid(), reduce_tensor(block)))
+    take(handles)
+if __name__ == "__main__":
+    handles = context.Queue()
+    process = begin(sender, handles)
+    pid, (rebuild, arguments) = take(handles)
+    torch.cuda.init()
+    os.kill(pid, signal.SIGSTOP)
+    ticks, over = [], threading.Event()
+    def tick():
+        while not over.wait(0.1):
+            ticks.append(torch.empty(1000, device="cuda").numel())
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    said = refused(rebuild, *arguments)
+    over.set()
+    ticker.join()
+    assert f"(PID {pid}) has not answered for 10 s" in said, said
+    assert len(ticks) > 30, f"{len(ticks)} ticks in 10 s"
+    os.kill(pid, signal.SIGCONT)
+    assert ends(rebuild(*arguments)) == [0.0, 4.0]
+    handles.put(None)
+    process.join()
+""", "", GRUYERE_ENABLE="1", **CONTENTS)
+    ran.check()
+
+
+def test_a_sender_ends_well_whoever_still_has_its_tensors(installed):
+    """torch reads a list of its own that it has freed: glibc writes over it here."""
+    ran = installed.code(PROCESSES + """
+if __name__ == "__main__":
+    kept = [reduce_tensor(counted(77).cuda()) for _ in range(5)]
+    print("done")
+""", "", GRUYERE_ENABLE="1", MALLOC_PERTURB_="170", **CONTENTS)
+    assert ran.check().out == "done\n"

@@ -11,7 +11,7 @@
 
 use super::super::process::{current, guarded};
 use super::name::{extent_of, extent_to_bytes};
-use super::socket::{Connection, MOST_BYTES, MOST_FILES, listening};
+use super::socket::{Connection, MOST_BYTES, MOST_FILES, PATIENCE, listening};
 use crate::heap::{ChunkFile, Extent, Heap};
 use crate::record::signals::without_signals;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -160,7 +160,7 @@ fn refusal(why: &str) -> Vec<u8> {
 /// # Errors
 /// Why there is no answer, for the user.
 pub(super) fn ask(token: &Token, extent: Extent) -> std::result::Result<Connection, String> {
-    let connection = Connection::to(&socket_name(token)).map_err(|error| no_answer(&error))?;
+    let connection = Connection::to(&socket_name(token)).map_err(|error| no_answer(&error, 0))?;
     request(&connection, token, extent)?;
     Ok(connection)
 }
@@ -171,7 +171,7 @@ fn request(
     extent: Extent,
 ) -> std::result::Result<(), String> {
     let request = [&token[..], &extent_to_bytes(extent)].concat();
-    connection.send(&request, NO_FILES).map_err(|error| no_answer(&error))
+    connection.send(&request, NO_FILES).map_err(|error| no_answer(&error, connection.pid))
 }
 
 /// Asks for the next chunks: those before are mapped.
@@ -179,7 +179,7 @@ fn request(
 /// # Errors
 /// Why there is no answer, for the user.
 pub(super) fn ask_for_more(connection: &Connection) -> std::result::Result<(), String> {
-    connection.send(&[CHUNKS], NO_FILES).map_err(|error| no_answer(&error))
+    connection.send(&[CHUNKS], NO_FILES).map_err(|error| no_answer(&error, connection.pid))
 }
 
 /// Waits for the next chunks.
@@ -188,7 +188,8 @@ pub(super) fn ask_for_more(connection: &Connection) -> std::result::Result<(), S
 /// The sender's reason, or why there is none, for the user.
 pub(super) fn receive(connection: &Connection) -> std::result::Result<VecDeque<ChunkFile>, String> {
     let mut space = [0; MOST_BYTES];
-    let (message, files) = connection.receive(&mut space).map_err(|error| no_answer(&error))?;
+    let (message, files) =
+        connection.receive(&mut space).map_err(|error| no_answer(&error, connection.pid))?;
     if let [CHUNKS, lengths @ ..] = message
         && let (lengths, []) = lengths.as_chunks()
         && lengths.len() == files.len()
@@ -202,16 +203,27 @@ pub(super) fn receive(connection: &Connection) -> std::result::Result<VecDeque<C
     })
 }
 
-fn no_answer(error: &Error) -> String {
+/// What the user is told of an error between this process and the sender `pid` (0: unknown).
+fn no_answer(error: &Error, pid: i32) -> String {
+    let sender = if pid > 0 { format!("its sender (PID {pid})") } else { "its sender".to_owned() };
     match (error.raw_os_error(), error.kind()) {
         (Some(libc::EMFILE), _) => "this process has no open files left (ulimit -n)".to_owned(),
-        (_, ErrorKind::ConnectionRefused) => "its sender has ended, or is in another network \
-            namespace (a container's); the sender must live as long as the tensor is in use"
-            .to_owned(),
-        (_, ErrorKind::PermissionDenied) => "its sender is another user's process; both must run \
-            as one user"
-            .to_owned(),
-        _ => format!("its sender did not answer: {error}"),
+        (_, ErrorKind::ConnectionRefused) => format!(
+            "{sender} has ended, or is in another network namespace (a container's); the sender \
+             must live as long as the tensor is in use"
+        ),
+        (_, ErrorKind::UnexpectedEof) => {
+            format!("{sender} has ended, or has no memory left for it")
+        }
+        (_, ErrorKind::PermissionDenied) => {
+            format!("{sender} is another user's process; both must run as one user")
+        }
+        (_, ErrorKind::TimedOut) => format!(
+            "{sender} has not answered for {} s: it is stopped (by a debugger or SIGSTOP), or \
+             waits for the driver",
+            PATIENCE.as_secs()
+        ),
+        _ => format!("{sender} did not answer: {error}"),
     }
 }
 

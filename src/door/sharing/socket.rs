@@ -10,7 +10,7 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
     accept_with, bind, connect, listen, recvmsg, sendmsg, socket_with,
 };
-use rustix::process::geteuid;
+use rustix::process::{Pid, geteuid};
 use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Result};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,7 +22,7 @@ pub(super) const MOST_FILES: usize = 8;
 /// Bytes in one message, at most.
 pub(super) const MOST_BYTES: usize = 1024;
 /// The longest that either end waits for the other.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 fn new() -> Result<OwnedFd> {
     // Messages arrive whole.
@@ -47,14 +47,22 @@ pub(super) fn listening(name: &[u8]) -> Result<OwnedFd> {
 
 /// One end of a connection between two processes of this user.
 #[derive(Debug)]
-pub(super) struct Connection(OwnedFd);
+pub(super) struct Connection {
+    socket: OwnedFd,
+    /// The other process; 0 if it is not of this PID namespace.
+    pub(super) pid: i32,
+}
 
 impl Connection {
     fn of_this_user(socket: OwnedFd) -> Result<Self> {
-        if socket_peercred(&socket)?.uid != geteuid() {
-            return Err(Error::new(ErrorKind::PermissionDenied, "another user's process"));
+        let other = socket_peercred(&socket)?;
+        if other.uid != geteuid() {
+            return Err(Error::new(
+                ErrorKind::PermissionDenied,
+                format!("it is another user's (uid {})", other.uid.as_raw()),
+            ));
         }
-        Ok(Self(socket))
+        Ok(Self { socket, pid: Pid::as_raw(Some(other.pid)) })
     }
 
     /// Waits for the next connection.
@@ -80,7 +88,7 @@ impl Connection {
             return Err(ErrorKind::InvalidInput.into());
         }
         let bytes = [IoSlice::new(bytes)];
-        retried(|| sendmsg(&self.0, &bytes, &mut control, SendFlags::NOSIGNAL))?;
+        retried(|| sendmsg(&self.socket, &bytes, &mut control, SendFlags::NOSIGNAL))?;
         Ok(())
     }
 
@@ -90,7 +98,7 @@ impl Connection {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let received = retried(|| {
             let mut into = [IoSliceMut::new(bytes)];
-            recvmsg(&self.0, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)
+            recvmsg(&self.socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)
         })?;
         let files = control.drain().filter_map(|message| match message {
             RecvAncillaryMessage::ScmRights(files) => Some(files),
@@ -112,7 +120,7 @@ fn retried<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> Result<T> {
         match call() {
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => {
-                return Err(Error::new(ErrorKind::TimedOut, "it has not answered for a minute"));
+                return Err(ErrorKind::TimedOut.into());
             }
             other => return Ok(other?),
         }
@@ -125,7 +133,8 @@ pub(super) fn pair() -> (Connection, Connection) {
     let flags = SocketFlags::CLOEXEC;
     let ends = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
     let (one, other) = ends.unwrap();
-    (Connection(one), Connection(other))
+    let end = |socket| Connection { socket, pid: 0 };
+    (end(one), end(other))
 }
 
 #[cfg(test)]
@@ -169,7 +178,8 @@ mod tests {
         let listening = listening(name.as_bytes()).unwrap();
         let to = Connection::to(name.as_bytes()).unwrap();
         let accepted = Connection::accepted(&listening).unwrap();
-        for Connection(socket) in [&to, &accepted] {
+        for Connection { socket, pid } in [&to, &accepted] {
+            assert_eq!(*pid, std::process::id() as i32);
             for end in [Timeout::Recv, Timeout::Send] {
                 let bound = rustix::net::sockopt::socket_timeout(socket, end).unwrap();
                 assert_eq!(bound, Some(PATIENCE));

@@ -87,8 +87,8 @@ impl fmt::Display for NotExported {
             Self::Outdated => f.write_str("the memory was freed before it was opened"),
             Self::NoFiles(error) => write!(
                 f,
-                "the CUDA driver opens no file for it ({error}; GRUYERE_CONF=handle_type:none and \
-                 handle_type:fabric make memory without files)"
+                "the CUDA driver opens no file for it: {error} (GRUYERE_CONF has handle_type:none \
+                 or handle_type:fabric, or its process has no open files left: ulimit -n)"
             ),
             Self::Driver(error) => write!(f, "the CUDA driver refused: {error}"),
         }

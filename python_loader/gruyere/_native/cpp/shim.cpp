@@ -23,6 +23,7 @@
 #include "order.h"
 #include "origin.h"
 #include "rejected.h"
+#include "shared.h"
 #include "told.h"
 #include "tracked.h"
 #include "versions.h"
@@ -468,13 +469,19 @@ public:
     ShareableHandle shareIpcHandle(void *block) override {
         GruyereShared shared{};
         check(table->share(block, &shared));
+        end_well();
         return {static_cast<ptrdiff_t>(shared.offset),
                 std::string(reinterpret_cast<const char *>(shared.name), shared.size)};
     }
 
     std::shared_ptr<void> getIpcDevPtr(std::string handle) override {
-        void *memory = table->shared_open(reinterpret_cast<const uint8_t *>(handle.data()),
-                                          handle.size(), c10::cuda::current_device());
+        const DeviceIndex device = c10::cuda::current_device();
+        void *memory = nullptr;
+        {
+            const WithoutPython unlocked;
+            memory = table->shared_open(reinterpret_cast<const uint8_t *>(handle.data()),
+                                        handle.size(), device);
+        }
         if (!memory) {
             refuse();
         }
