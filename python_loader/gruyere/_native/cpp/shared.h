@@ -43,16 +43,19 @@ using Launches = c10::cuda::CUDAKernelLaunchRegistry;
 
 void empty_assertions(Launches &launches);
 
+template <typename List> void empty_if_unused(List &list) {
+    for (const auto &entry : list) {
+        if (entry) {
+            return;
+        }
+    }
+    list.clear();
+}
+
 // Access is not checked where a template is instantiated explicitly.
 template <auto assertions> struct Private {
     friend void empty_assertions(Launches &launches) {
-        auto &all = launches.*assertions;
-        for (const auto &one : all) {
-            if (one) {
-                return;
-            }
-        }
-        all.clear();
+        empty_if_unused(launches.*assertions);
     }
 };
 template struct Private<&Launches::uvm_assertions>;
