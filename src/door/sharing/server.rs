@@ -16,7 +16,6 @@ use crate::heap::{ChunkFile, Extent, Heap};
 use crate::record::signals::without_signals;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::VecDeque;
-use std::fmt::Write as _;
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -77,11 +76,8 @@ pub(in super::super) fn forget() {
 
 /// The name of the abstract socket.
 fn socket_name(token: &Token) -> Vec<u8> {
-    let mut name = String::from("gruyere-sharing-");
-    for byte in &token[..8] {
-        let _ = write!(name, "{byte:02x}");
-    }
-    name.into_bytes()
+    // Its first eight bytes.
+    format!("gruyere-sharing-{:016x}", u128::from_le_bytes(*token) as u64).into_bytes()
 }
 
 fn accept(socket: &OwnedFd, token: Token) {

@@ -3,7 +3,7 @@
 //! A name of an abstract socket is no file: it is gone with the process. Every process of the
 //! network namespace sees it and may connect, so both ends ask the kernel who the other is.
 
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -115,15 +115,12 @@ impl Connection {
     }
 }
 
-fn retried<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> Result<T> {
-    loop {
-        match call() {
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => {
-                return Err(ErrorKind::TimedOut.into());
-            }
-            other => return Ok(other?),
-        }
+/// Makes a call again where a signal came in between.
+fn retried<T>(call: impl FnMut() -> rustix::io::Result<T>) -> Result<T> {
+    match retry_on_intr(call) {
+        // The bound on waiting.
+        Err(Errno::AGAIN) => Err(ErrorKind::TimedOut.into()),
+        other => Ok(other?),
     }
 }
 

@@ -224,6 +224,16 @@ pub trait Driver: Send + Sync {
     fn alloc(&self, device: DeviceId, bytes: u64) -> Result<DevicePtr>;
     /// `cuMemFree`: waits for the device.
     fn free(&self, device: DeviceId, address: DevicePtr) -> Result<()>;
+    /// Fills `bytes` at `address` with `value` in the order of `stream` (for `debug:poison`).
+    fn memset(
+        &self,
+        device: DeviceId,
+        address: DevicePtr,
+        value: u8,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<()>;
+
     // Memory that processes share.
 
     /// Opens a file through which other processes import the memory of `handle`.
@@ -237,16 +247,6 @@ pub trait Driver: Send + Sync {
     fn ipc_open(&self, device: DeviceId, handle: IpcHandle) -> Result<DevicePtr>;
     /// Closes what [`Driver::ipc_open`] opened at `address`. The device must be done with it.
     fn ipc_close(&self, device: DeviceId, address: DevicePtr) -> Result<()>;
-
-    /// Fills `bytes` at `address` with `value` in the order of `stream` (for `debug:poison`).
-    fn memset(
-        &self,
-        device: DeviceId,
-        address: DevicePtr,
-        value: u8,
-        bytes: u64,
-        stream: StreamHandle,
-    ) -> Result<()>;
 
     // Order.
 

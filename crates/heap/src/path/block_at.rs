@@ -239,9 +239,7 @@ impl Heap {
                 .direct_blocks()
                 .find(|&(base, bytes)| (base..base + bytes).contains(&address));
             direct.or_else(|| {
-                let mut regions =
-                    central.arenas.regions().map(|(_, region)| (region.address, region.bytes));
-                regions.find(|&(base, bytes)| (base..base + bytes).contains(&address))
+                central.arenas.region_at(address).map(|region| (region.address, region.bytes))
             })
         })
     }

@@ -154,11 +154,7 @@ impl Central {
             self.file_of(driver, first)?;
             return self.extent(range).map(Export::Chunks).ok_or(NotExported::NoBlock(address));
         }
-        let region = self
-            .arenas
-            .regions()
-            .find(|(_, region)| (region.address..region.address + region.bytes).contains(&address));
-        let (_, region) = region.ok_or(NotExported::NoBlock(address))?;
+        let region = self.arenas.region_at(address).ok_or(NotExported::NoBlock(address))?;
         let pool = self.pools.of_space(region.space);
         if pool.is_some_and(|pool| pool.is_outside()) {
             return Err(NotExported::Brought);

@@ -36,7 +36,7 @@ pub struct Contents {
 
 /// A new memory file of `bytes`, full of poison.
 fn poisoned(bytes: usize) -> std::io::Result<File> {
-    let mut file = exports::memory_file().map_err(|_| std::io::Error::last_os_error())?;
+    let mut file = exports::memory_file()?;
     let chunk = vec![POISON; bytes.min(1 << 20)];
     let mut left = bytes;
     while left > 0 {

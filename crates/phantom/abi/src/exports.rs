@@ -6,27 +6,28 @@
 use crate::abi::code;
 use crate::contents::Contents;
 use std::fs::File;
-use std::os::fd::{FromRawFd, IntoRawFd, RawFd};
+use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, RawFd};
 
 /// The name of such files, by which an import knows them.
 const NAME: &std::ffi::CStr = c"phantom memory";
 
 /// Opens a file for the memory of `handle`.
 pub fn file(contents: Option<&Contents>, handle: u64, bytes: u64) -> Result<RawFd, u32> {
-    if let Some(contents) = contents {
-        return contents.file(handle).map(IntoRawFd::into_raw_fd);
-    }
-    let file = memory_file()?;
-    file.set_len(bytes).map_err(|_| code::UNKNOWN)?;
+    let file = match contents {
+        Some(contents) => contents.file(handle)?,
+        None => memory_file()
+            .and_then(|file| file.set_len(bytes).map(|()| file))
+            .map_err(|_| code::UNKNOWN)?,
+    };
     Ok(file.into_raw_fd())
 }
 
 /// A new, empty memory file.
-pub fn memory_file() -> Result<File, u32> {
+pub fn memory_file() -> std::io::Result<File> {
     // SAFETY: a NUL-terminated name, and no flag but the usual one.
     let descriptor = unsafe { libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC) };
     if descriptor < 0 {
-        return Err(code::UNKNOWN);
+        return Err(std::io::Error::last_os_error());
     }
     // SAFETY: just opened, and owned here alone.
     Ok(unsafe { File::from_raw_fd(descriptor) })
@@ -42,13 +43,9 @@ pub fn reopened(number: usize) -> Result<File, u32> {
     if !is_memory {
         return Err(code::INVALID_VALUE);
     }
-    // SAFETY: `number` is an open file, which F_DUPFD only reads.
-    let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0) };
-    if copy < 0 {
-        return Err(code::UNKNOWN);
-    }
-    // SAFETY: just opened, and owned here alone.
-    Ok(unsafe { File::from_raw_fd(copy) })
+    // SAFETY: it is open, and the caller keeps it so during the call.
+    let theirs = unsafe { BorrowedFd::borrow_raw(number) };
+    theirs.try_clone_to_owned().map(File::from).map_err(|_| code::UNKNOWN)
 }
 
 /// The bytes of the memory behind a file.

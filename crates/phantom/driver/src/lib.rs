@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gruyere_heap::driver::{
-    Capabilities, CaptureStatus, DeviceId, DevicePtr, Driver, DriverError, ErrorKind, EventHandle,
-    IpcHandle, MemoryInfo, PhysicalHandle, PoolAttribute, PoolHandle, Result, StreamHandle,
+    Capabilities, CaptureStatus, DeviceId, DevicePtr, Driver, DriverError, EventHandle, IpcHandle,
+    MemoryInfo, PhysicalHandle, PoolAttribute, PoolHandle, Result, StreamHandle,
 };
 use gruyere_phantom::{Gpu, SimError, SimResult, Source, StreamKind, relaxed};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -201,11 +201,11 @@ impl Driver for PhantomDriver {
     fn physical_export(&self, _device: DeviceId, handle: PhysicalHandle) -> Result<OwnedFd> {
         const CALL: &str = "cuMemExportToShareableHandle";
         if self.gpu.physical_bytes(handle.0).is_none() {
-            return Err(DriverError::new(CALL, ErrorKind::InvalidValue, 1));
+            return Err(DriverError::from_code(CALL, 1));
         }
         memfd_create("phantom handle", MemfdFlags::CLOEXEC)
             .and_then(|file| pwrite(&file, &handle.0.to_le_bytes(), 0).map(|_| file))
-            .map_err(|_| DriverError::new(CALL, ErrorKind::Other, 999))
+            .map_err(|_| DriverError::from_code(CALL, 999))
     }
 
     /// The handle itself: the exporter has the same simulator.
@@ -219,11 +219,9 @@ impl Driver for PhantomDriver {
     /// The bytes and the address.
     fn ipc_handle(&self, _device: DeviceId, address: DevicePtr) -> Result<IpcHandle> {
         let whole = self.gpu.allocation(address).filter(|whole| whole.source == Source::Plain);
-        let bytes = whole.map(|whole| whole.bytes);
-        let bytes =
-            bytes.ok_or(DriverError::new("cuIpcGetMemHandle", ErrorKind::InvalidValue, 1))?;
+        let whole = whole.ok_or(DriverError::from_code("cuIpcGetMemHandle", 1))?;
         let mut handle = [0; 64];
-        handle[..8].copy_from_slice(&bytes.to_le_bytes());
+        handle[..8].copy_from_slice(&whole.bytes.to_le_bytes());
         handle[8..16].copy_from_slice(&address.to_le_bytes());
         Ok(handle)
     }

@@ -1,11 +1,16 @@
 //! Runs at addresses that the caller names.
 
-use crate::runs::arena::Arenas;
 use crate::runs::arena::run::{Run, RunId, RunState, SpaceId, UNOWNED};
+use crate::runs::arena::{Arenas, Region};
 use crate::runs::page_table::BLOCK_LIMIT;
 use crate::small::size_class::ALIGNMENT;
 
 impl Arenas {
+    /// The region in which an address lies. Looks at all regions: for calls that are seldom made.
+    pub(crate) fn region_at(&self, address: u64) -> Option<&Region> {
+        self.regions().map(|(_, region)| region).find(|region| region.contains(address))
+    }
+
     /// The runs of a space in the `bytes` from `address` on, by address; empty if no region of the
     /// space is there. Walks the region.
     pub(crate) fn runs_over(
@@ -14,10 +19,7 @@ impl Arenas {
         address: u64,
         bytes: u64,
     ) -> impl Iterator<Item = (RunId, &Run)> {
-        let holds = |&&id: &&u32| {
-            let region = self.region(id);
-            (region.address..region.address + region.bytes).contains(&address)
-        };
+        let holds = |&&id: &&u32| self.region(id).contains(address);
         let region = self.spaces[space as usize].regions.iter().find(holds);
         let runs = region.into_iter().flat_map(|&region| self.runs_of(region));
         runs.skip_while(move |(_, run)| run.address + run.bytes <= address)

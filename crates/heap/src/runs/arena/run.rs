@@ -153,3 +153,9 @@ pub(crate) struct Region {
     pub(super) in_use: bool,
     pub(super) stitched: bool,
 }
+
+impl Region {
+    pub(crate) fn contains(&self, address: u64) -> bool {
+        (self.address..self.address + self.bytes).contains(&address)
+    }
+}

@@ -263,9 +263,11 @@ impl Pages {
 
     /// The mappings that touch a range, by address.
     pub(crate) fn mappings(&self, range: &Range<u64>) -> impl Iterator<Item = Mapping> + use<'_> {
-        self.views_in(range).map(|(address, view, chunk)| {
-            let &Chunk { handle, .. } = chunk;
-            Mapping { address, bytes: chunk.bytes(), handle, number: view.number }
+        self.views_in(range).map(|(address, view, chunk)| Mapping {
+            address,
+            bytes: chunk.bytes(),
+            handle: chunk.handle,
+            number: view.number,
         })
     }
 
