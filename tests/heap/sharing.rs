@@ -5,7 +5,8 @@ use crate::common::{BACKINGS, DEFAULT, GIB, MIB, Random, Rig};
 use crate::flaky;
 use crate::world::World;
 use gruyere::driver::{ErrorKind, StreamHandle};
-use gruyere::heap::{Export, Extent, Heap, NotExported, NotImported};
+use gruyere::heap::{Export, Extent, Heap, Lifetime, NotExported, NotImported};
+use gruyere::record::Reader;
 use gruyere_phantom::{
     Backing, CallKind, CaptureMode, Config as GpuConfig, Gpu, Injection, as_program,
 };
@@ -469,4 +470,36 @@ fn a_device_without_virtual_memory_management_cannot_open_chunks() {
     let failed = receive(&world.rig.heap, &other.heap, block, 8).unwrap_err();
     assert!(matches!(failed, NotImported::Driver(0, _)), "{failed}");
     assert_eq!(other.heap.imports(), (0, 0));
+}
+
+#[test]
+fn the_record_marks_a_block_that_was_sent_until_its_end() {
+    for conf in BACKINGS {
+        let rig = Rig::bare(2 * GIB, &format!("record:on,{conf}"));
+        let sent = || {
+            let reader = Reader::own(rig.heap.record()).unwrap();
+            let entries = reader.blocks().entries.into_iter();
+            entries
+                .filter(|(block, _)| block.is_sent)
+                .map(|(block, _)| block.address)
+                .collect::<Vec<_>>()
+        };
+        for size in [700, 100 << 10, 40 * MIB] {
+            let (block, other) = (rig.malloc(size, DEFAULT), rig.malloc(size, DEFAULT));
+            if rig.heap.export(block).is_err() {
+                assert_eq!(sent(), [0; 0], "{conf}: what was refused was not sent");
+                continue;
+            }
+            assert_eq!(sent(), [block], "{conf}, {size}");
+            // A lifetime's change keeps it.
+            assert!(conf == "backing:passthrough" || rig.heap.tag(block, Lifetime::Persistent));
+            assert_eq!(sent(), [block], "{conf}, {size}");
+            assert!(rig.heap.free(block));
+            // The next block is often at the same address.
+            let next = rig.malloc(size, DEFAULT);
+            assert_eq!(sent(), [0; 0], "{conf}, {size}");
+            assert!(rig.heap.free(next));
+            assert!(rig.heap.free(other));
+        }
+    }
 }

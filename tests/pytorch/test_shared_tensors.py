@@ -251,3 +251,33 @@ if __name__ == "__main__":
     print("done")
 """, "", GRUYERE_ENABLE="1", **CONTENTS)
     assert ran.check().out == "done\n"
+
+
+def test_what_receivers_keep_is_named_when_memory_runs_out(installed):
+    """The sender has dropped each tensor; the receiver has a list of them."""
+    ran = installed.code(PROCESSES + """
+import subprocess
+def receiver(tensors, has_it):
+    kept = []
+    while True:
+        kept.append(take(tensors))
+        has_it.put(len(kept))
+if __name__ == "__main__":
+    tensors, has_it = context.Queue(), context.Queue()
+    process = begin(receiver, tensors, has_it)
+    try:
+        while True:
+            tensors.put(torch.empty(64 << 20, dtype=torch.uint8, device="cuda"))
+            take(has_it)
+    except torch.OutOfMemoryError as error:
+        said = str(error)
+    assert "was sent to other processes: each block stays until they have dropped it" in said, said
+    assert "in the processes that received them" in said, said
+    stat = [os.path.join(sys.prefix, "bin", "gruyere"), "stat", str(os.getpid())]
+    told = json.loads(subprocess.check_output([*stat, "--json"]))["devices"][0]
+    assert told["sent_bytes"] == told["live_bytes"] > 800 << 20, told
+    assert "live, sent to other processes" in subprocess.check_output(stat, text=True)
+    process.kill()
+    process.join()
+""", "", GRUYERE_ENABLE="1", **CONTENTS)
+    ran.check()

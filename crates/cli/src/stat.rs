@@ -11,7 +11,7 @@ use gruyere_record::histogram::Counts;
 use gruyere_record::layout::Degraded;
 use gruyere_record::reader::{Cursor, DeviceSnapshot};
 use gruyere_record::sites::{Phase, live_blocks};
-use gruyere_record::{BlockState, DeviceGauge, LIFETIME_NAMES, Reader, SegmentKind};
+use gruyere_record::{BlockEntry, BlockState, DeviceGauge, LIFETIME_NAMES, Reader, SegmentKind};
 use serde_json::{Map, Value, json};
 
 use crate::amounts::bytes;
@@ -142,6 +142,12 @@ fn value(reader: &Reader, devices: &[DeviceSnapshot]) -> Value {
     let sites = reader.sites();
     let with_phases = |snapshot: &DeviceSnapshot| {
         let mut value = device(snapshot);
+        let sent = |(block, state): &&(BlockEntry, BlockState)| {
+            let is_here = u32::from(block.device) == snapshot.device;
+            is_here && block.is_sent && *state == BlockState::Live
+        };
+        let sent = blocks.entries.iter().filter(sent).map(|(block, _)| block.size);
+        value["sent_bytes"] = json!(sent.fold(0, u64::saturating_add));
         if !sites.is_empty() {
             let live = live_blocks(&blocks.entries, &segments.entries, snapshot.device);
             let bytes = auto_by_phase(&live, &sites);
@@ -271,6 +277,10 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
         let held = snapshot.held();
         line(format_args!("{}", fact("live", bytes(snapshot.live))));
         line(format_args!("{}", fact("live, at the peak", bytes(snapshot.live_peak))));
+        let sent = value["devices"][at]["sent_bytes"].as_u64().filter(|&sent| sent > 0);
+        if let Some(sent) = sent {
+            line(format_args!("{}", fact("live, sent to other processes", bytes(sent))));
+        }
         if let Some(ratio) = snapshot.peak_ratio() {
             line(format_args!("{}", fact("peak ratio (held / live)", format!("{ratio:.4}"))));
         }

@@ -39,6 +39,7 @@ impl Request {
             device: device as u8,
             lifetime: self.lifetime as u8,
             capture,
+            is_sent: false,
             site: SiteId::NONE,
         }
     }

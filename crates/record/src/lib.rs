@@ -73,21 +73,24 @@ pub struct BlockEntry {
     pub lifetime: u8,
     /// 0 for ordinary blocks, else 1 + the index of the capture pool.
     pub capture: u8,
+    /// Whether other processes could open it.
+    pub is_sent: bool,
     /// The site in the program that allocated it.
     pub site: SiteId,
 }
 
 impl BlockEntry {
-    /// The block's tag, for the block map and the event rings.
+    /// The block's tag, for the block map.
     #[inline(always)]
     pub fn tag(&self) -> BlockTag {
-        BlockTag::new(self.device, self.lifetime, self.capture, self.stream)
+        let tag = BlockTag::new(self.device, self.lifetime, self.capture, self.stream);
+        if self.is_sent { tag.sent() } else { tag }
     }
 }
 
-/// One word about a block: bits 0 to 7 are an event's kind (0 in a tag), 8 to 15 the device, 16 to
-/// 23 the lifetime class, 24 to 31 the capture (numbered as in [`BlockEntry`]), 32 to 63 the
-/// stream. Made once for all blocks of a slab.
+/// One word about a block: bits 0 to 7 are an event's kind (in a block's tag: 0, or 1 if it was
+/// sent), 8 to 15 the device, 16 to 23 the lifetime class, 24 to 31 the capture (numbered as in
+/// [`BlockEntry`]), 32 to 63 the stream. Made once for all blocks of a slab.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockTag(pub u64);
 impl BlockTag {
@@ -100,6 +103,18 @@ impl BlockTag {
                 | (capture as u64) << 24
                 | (stream as u64) << 32,
         )
+    }
+    /// The tag, under another lifetime class.
+    pub const fn retagged(self, lifetime: u8) -> Self {
+        Self(self.0 & !(0xff << 16) | (lifetime as u64) << 16)
+    }
+    /// The tag of a block that was sent to other processes.
+    pub const fn sent(self) -> Self {
+        Self(self.0 | 1)
+    }
+    /// Whether it is such a tag.
+    pub const fn is_sent(self) -> bool {
+        self.0 & 1 != 0
     }
     /// The word of an event of this block.
     #[inline(always)]

@@ -46,6 +46,7 @@ fn block(address: u64, size: u64, lifetime: u8) -> BlockEntry {
         device: 0,
         lifetime,
         capture: 2,
+        is_sent: false,
         site,
     }
 }

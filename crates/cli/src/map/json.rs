@@ -106,6 +106,7 @@ fn block(piece: &Piece) -> Value {
         "stream": piece.stream,
         "step": piece.step,
         "capture": piece.capture,
+        "sent": piece.is_sent,
     })
 }
 

@@ -23,6 +23,7 @@ use crate::small::slab::SlotState;
 use crate::sync::lock;
 use gruyere_record::gauges::pool_of;
 use gruyere_record::sites::SiteId;
+use gruyere_record::{BlockSlot, ShardWriter};
 
 /// A live block, or a freed one that waits for streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,19 +130,41 @@ impl Device {
     /// Records the site of the block at `address`, in pages of `owner`. `None`: no block starts
     /// there.
     pub(crate) fn set_site(&self, address: u64, owner: Owner, site: SiteId) -> Option<()> {
+        self.in_map(address, owner, |writer, slot| writer.set_site(slot, site))
+    }
+
+    /// Records that the block at `address`, in pages of `owner`, was sent to other processes.
+    /// `None`: no block starts there.
+    pub(crate) fn mark_sent(&self, address: u64, owner: Owner) -> Option<()> {
+        self.in_map(address, owner, ShardWriter::mark_sent)
+    }
+
+    /// Writes about the block at `address`, in pages of `owner`, with its place in the block map.
+    /// `None`: no block starts there.
+    fn in_map(
+        &self,
+        address: u64,
+        owner: Owner,
+        write: impl FnOnce(&mut ShardWriter, BlockSlot),
+    ) -> Option<()> {
         match owner {
             Owner::Slab { shard, slab, .. } => self.in_shard(shard, |shard, writer, _| {
                 let slab = shard.slab(slab)?;
-                writer.set_site(slab.facts(slab.slot_at(address)?).block, site);
+                write(writer, slab.facts(slab.slot_at(address)?).block);
                 Some(())
             }),
             Owner::Large { blocks, .. } => {
                 let central = &mut *lock(&self.central);
                 let slot = central.find(address, blocks)?.1.slot;
-                central.writers[SMALL].set_site(slot, site);
+                write(&mut central.writers[SMALL], slot);
                 Some(())
             }
-            Owner::None => lock(&self.central).set_direct_site(address, site),
+            Owner::None => {
+                let central = &mut *lock(&self.central);
+                let slot = central.direct_slot(address)?;
+                write(&mut central.writers[SMALL], slot);
+                Some(())
+            }
         }
     }
 }

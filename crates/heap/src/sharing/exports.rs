@@ -115,7 +115,9 @@ impl Heap {
         let device = device.ok_or(NotExported::NoBlock(address))?;
         let block = device.block_at(address, owner).filter(|block| !block.is_pending);
         let BlockFacts { bytes, .. } = block.ok_or(NotExported::NoBlock(address))?;
-        lock(&device.central).export(&*self.shared.driver, address, bytes)
+        let export = lock(&device.central).export(&*self.shared.driver, address, bytes)?;
+        device.mark_sent(address, owner);
+        Ok(export)
     }
 
     /// Files of up to `most` chunks of an extent, with their bytes: those from the address `from`

@@ -4,7 +4,7 @@
 //! A graph uses memory that must stay when its block is freed; that lies in plain spans
 //! ([`super::spans`]).
 
-use crate::central::{Central, Direct, SMALL};
+use crate::central::{Central, Direct};
 use crate::device::Device;
 use crate::driver::{ErrorKind, Result};
 use crate::error::Error;
@@ -13,7 +13,6 @@ use crate::request::Request;
 use crate::shared::Shared;
 use crate::sync::lock;
 use gruyere_record::gauges::pool_of;
-use gruyere_record::sites::SiteId;
 use gruyere_record::{BlockEntry, BlockSlot, EventKind};
 
 impl Central {
@@ -37,11 +36,9 @@ impl Central {
         self.direct.contains_key(&address)
     }
 
-    /// Records the site of the block of `backing:passthrough` at `address`.
-    pub(crate) fn set_direct_site(&mut self, address: u64, site: SiteId) -> Option<()> {
-        let slot = self.direct.get(&address)?.slot;
-        self.writers[SMALL].set_site(slot, site);
-        Some(())
+    /// The place in the block map of the block of `backing:passthrough` at `address`.
+    pub(crate) fn direct_slot(&self, address: u64) -> Option<BlockSlot> {
+        Some(self.direct.get(&address)?.slot)
     }
 
     /// Takes a block of `backing:passthrough` off the books before the driver frees it; its live

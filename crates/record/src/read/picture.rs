@@ -106,6 +106,8 @@ pub struct Piece {
     pub lifetime: u8,
     /// 0, or 1 + the index of the capture pool.
     pub capture: u8,
+    /// For a block: whether it was sent to other processes.
+    pub is_sent: bool,
     /// For a block: the site of its allocation, or of its slab's.
     pub site: SiteId,
 }

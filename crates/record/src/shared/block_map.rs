@@ -20,8 +20,9 @@ pub struct BlockCell {
     /// 1 live             remove                      0 free, next life (+3)
     /// 2 pending          remove                      0 free, next life (+2)
     /// ```
-    /// The words below are written only while the state is free, except for the lifetime in `tag`:
-    /// [`BlockCell::retag`] may change it in state 1, and a reader gets the old or the new one. The
+    /// The words below are written only while the state is free, except for `tag`: in state 1
+    /// [`BlockCell::retag`] may change its lifetime, and [`BlockCell::mark_sent`] sets its bit; a
+    /// reader gets the old one or the new. The
     /// count repeats after 2^30 lives of one slot; a reader would have to sleep through exactly
     /// that many, inside one entry.
     state: AtomicU32,
@@ -85,8 +86,13 @@ impl BlockCell {
     /// Changes a live block's lifetime.
     pub fn retag(&self, lifetime: u8) {
         let tag = BlockTag(self.tag.load(Ordering::Relaxed));
-        let tag = BlockTag::new(tag.device(), lifetime, tag.capture(), tag.stream());
-        self.tag.store(tag.0, Ordering::Relaxed);
+        self.tag.store(tag.retagged(lifetime).0, Ordering::Relaxed);
+    }
+
+    /// Notes that a live block was sent to other processes; until its end.
+    pub fn mark_sent(&self) {
+        let tag = BlockTag(self.tag.load(Ordering::Relaxed));
+        self.tag.store(tag.sent().0, Ordering::Relaxed);
     }
 
     /// Makes a live block wait for streams.
@@ -131,6 +137,7 @@ impl BlockCell {
                 device: tag.device(),
                 lifetime: tag.lifetime(),
                 capture: tag.capture(),
+                is_sent: tag.is_sent(),
             };
             // Orders the words' loads before the second look at the state.
             fence(Ordering::Acquire);

@@ -155,6 +155,10 @@ fn of_device(out: &mut String, device: &DeviceState, cells: u64) -> fmt::Result 
         )
     };
     line(out, "all", &live.all)?;
+    let sent = device.sent();
+    if sent.blocks > 0 {
+        line(out, "sent to other processes", &sent)?;
+    }
     for (name, sum) in &live.lifetimes {
         line(out, &format!("lifetime {}", plain(name)), sum)?;
     }

@@ -229,6 +229,13 @@ impl ShardWriter {
         }
     }
 
+    /// Notes that the live block in `slot` was sent to other processes.
+    pub fn mark_sent(&mut self, slot: BlockSlot) {
+        if let Some(cell) = self.cell(slot) {
+            cell.mark_sent();
+        }
+    }
+
     /// The hot path of a malloc: [`ShardWriter::block_insert`] and its event in one, for a block
     /// whose place was taken before. `time` is in [`crate::clock::now`]'s ticks.
     #[inline(always)]

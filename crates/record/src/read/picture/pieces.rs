@@ -27,6 +27,7 @@ pub fn blocks_of(picture: &mut Picture, blocks: &[(BlockEntry, BlockState)]) -> 
             kind: PieceKind::from(*state),
             lifetime: block.lifetime,
             capture: block.capture,
+            is_sent: block.is_sent,
             site: block.site,
         });
     }
@@ -77,6 +78,7 @@ impl Tiler<'_> {
             kind: PieceKind::FreeRun,
             lifetime: range.lifetime,
             capture: range.capture,
+            is_sent: false,
             site: SiteId::NONE,
         };
         loop {
@@ -154,6 +156,7 @@ impl Tiler<'_> {
             kind: PieceKind::IdleSlab,
             lifetime: slab.lifetime,
             capture: slab.capture,
+            is_sent: false,
             site: SiteId::NONE,
         };
         let mut idle = true;

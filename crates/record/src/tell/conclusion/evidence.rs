@@ -384,6 +384,7 @@ pub fn blocks(device: &DeviceState) -> (Vec<BlockEntry>, Vec<BlockEntry>) {
                 lifetime: block.3,
                 capture: u8::from(segment.holder == "captured"),
                 site: block.6,
+                is_sent: device.sent.contains(&at),
                 ..BlockEntry::default()
             };
             match block.1 {

@@ -20,6 +20,7 @@ mod optimizer;
 mod parts;
 mod pile;
 mod ranks;
+mod sent;
 mod unmarked;
 mod words;
 
@@ -103,15 +104,17 @@ impl Conclusion {
         }
         let mut findings = findings.into_iter();
         let first = findings.next().unwrap_or_else(|| device::nothing(&evidence));
+        let advice = sent::advice(&evidence, &first).unwrap_or(first.advice);
         let mut said = vec![words::sentence(&first.says)];
         // Before all that counts blocks.
         said.extend(state.unrecorded());
         let besides = findings.take(MOST_BESIDES);
         said.extend(besides.map(|finding| format!("Besides: {}", finding.says)));
+        said.extend(sent::told(&evidence));
         said.extend(grown.level);
         holders_told(&evidence, &first, &mut said);
         said.extend(evidence.untold());
-        let advice: Vec<String> = first.advice.iter().flat_map(|said| words::wrap(said)).collect();
+        let advice: Vec<String> = advice.iter().flat_map(|said| words::wrap(said)).collect();
         let room = MOST_LINES.saturating_sub(advice.len());
         let mut lines: Vec<String> = Vec::new();
         for told in said.iter().map(|said| words::wrap(said)) {

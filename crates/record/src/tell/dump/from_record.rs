@@ -46,7 +46,8 @@ pub fn device(recorded: &DeviceSnapshot, picture: &Picture, origins: &mut Origin
     let gauges =
         DeviceGauge::ALL.iter().map(|&gauge| (gauge.name().to_owned(), recorded.gauge(gauge)));
     let mut live_sums = LiveSums::default();
-    for piece in picture.pieces.iter().filter(|piece| piece.kind == PieceKind::Live) {
+    let live_pieces = || picture.pieces.iter().filter(|piece| piece.kind == PieceKind::Live);
+    for piece in live_pieces() {
         let &Piece { address, bytes, requested, stream, step, lifetime, .. } = piece;
         let step = Some(step);
         live_sums.add(LiveBlock { requested, address, bytes, lifetime, stream, step });
@@ -84,6 +85,7 @@ pub fn device(recorded: &DeviceSnapshot, picture: &Picture, origins: &mut Origin
         merged_blocks: 0,
         torn: picture.misfits.total(),
         unrecorded: Sum::default(),
+        sent: live_pieces().filter(|piece| piece.is_sent).map(|piece| piece.address).collect(),
     }
 }
 

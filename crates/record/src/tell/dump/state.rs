@@ -14,7 +14,7 @@ use crate::size::Bytes;
 use crate::timeline::TimelineEntry;
 use crate::{EventKind, LIFETIME_NAMES, counted, reader, ring};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// [`State::format`].
 pub const FORMAT: &str = "gruyere-state";
@@ -242,6 +242,9 @@ pub struct DeviceState {
     /// Live blocks that the record had no room for: no other sum and no segment has them.
     #[serde(default)]
     pub unrecorded: Sum,
+    /// Addresses of live blocks that were sent to other processes.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub sent: BTreeSet<u64>,
 }
 
 impl DeviceState {
@@ -249,6 +252,21 @@ impl DeviceState {
     pub fn is_used(&self) -> bool {
         let most = self.reserved_peak_bytes.max(self.live_peak_bytes);
         most.max(self.held.reserved_bytes).max(self.live.all.bytes) > 0
+    }
+
+    /// The live blocks that were sent to other processes.
+    pub fn sent(&self) -> Sum {
+        let mut sent = Sum::default();
+        for segment in &self.segments {
+            let mut at = segment.address;
+            for block in &segment.blocks {
+                if block.1 == BlockKind::Live && self.sent.contains(&at) {
+                    sent.add(Sum { blocks: 1, bytes: block.0, requested_bytes: block.2 });
+                }
+                at = at.saturating_add(block.0);
+            }
+        }
+        sent
     }
 
     /// The live blocks by the step of their allocation, if known.

@@ -179,3 +179,31 @@ fn what_is_kept_comes_before_a_large_request_that_would_have_fitted_without_it()
         assert!(cause == Cause::LargeRequest && said.contains("look at the shape"), "{said}");
     }
 }
+
+#[test]
+fn what_receivers_keep_is_no_fault_of_the_line_alone() {
+    let made = |sent: usize| {
+        let mut made = with_weights(40);
+        let line = made.line(12, "send");
+        (1..=40).for_each(|step| made.block(line, step, 64 * MIB));
+        made.lows(|step| GIB + 64 * MIB * step);
+        let mut at = 0;
+        let mut addresses = Vec::new();
+        for block in &made.blocks {
+            addresses.push(at);
+            at += block.0;
+        }
+        // The line's blocks come last.
+        made.device.sent = addresses.into_iter().rev().take(sent).collect();
+        unfolded(&made.concludes())
+    };
+    let first = "train.py:12 in send keeps 64 MiB a step since step 1";
+    let (none, few, most) = (made(0), made(1), made(30));
+    for said in [&none, &few, &most] {
+        assert!(said.starts_with(first), "{said}");
+    }
+    assert!(!none.contains("other processes") && none.contains("of a loss or a metric"), "{none}");
+    assert!(!few.contains("other processes") && few.contains("of a loss or a metric"), "{few}");
+    assert!(most.contains("1.9 GiB of what is live was sent to other processes"), "{most}");
+    assert!(most.contains("torch.cuda.ipc_collect()") && !most.contains("a metric"), "{most}");
+}
