@@ -1,9 +1,9 @@
 //! The reclaim ladder accounts for what it does: calls, bytes and host time of each rung, in the
 //! heap and on the record.
 
-use crate::common::{DEFAULT, GIB, MIB, Rig};
-use gruyere::heap::Error;
+use crate::common::{BACKINGS, DEFAULT, GIB, MIB, Rig};
 use gruyere::heap::rungs::Ladder;
+use gruyere::heap::{Error, Stats};
 use gruyere::record::Reader;
 use gruyere::record::device_gauge::{DeviceGauge, RUNGS, Rung};
 use gruyere_phantom::as_program;
@@ -88,4 +88,27 @@ fn a_headroom_that_had_to_be_touched_is_open_until_the_next_trim() {
     assert_eq!(ladder(), 2);
     assert!(rig.heap.free(block) && rig.heap.free(other));
     rig.finish();
+}
+
+#[test]
+fn what_a_refused_request_could_not_use_stays_with_others() {
+    for conf in BACKINGS {
+        let rig = Rig::bare(8 * GIB, conf);
+        let other = Rig::on(&rig.gpu, "backing:passthrough");
+        let (theirs, ours) = (other.malloc(5 * GIB, DEFAULT), rig.malloc(GIB, DEFAULT));
+        let (before, free) = (rig.heap.stats(0).unwrap(), rig.gpu.books(0).physical);
+        for asked in [7 * GIB / 2, 6 * GIB, 2 * GIB + 2 * MIB] {
+            assert!(rig.heap.malloc(asked, 0, DEFAULT).is_err(), "{conf}");
+            let after = rig.heap.stats(0).unwrap();
+            let held = |stats: &Stats| (stats.reserved, stats.reserved_peak);
+            assert_eq!(held(&after), held(&before), "{conf}, {asked} B");
+            assert_eq!(rig.gpu.books(0).physical, free, "{conf}, {asked} B");
+        }
+        // All of the rest is there for either.
+        let more = other.malloc(2 * GIB - 64 * MIB, DEFAULT);
+        assert!(other.heap.free(more));
+        let more = rig.malloc(2 * GIB - 64 * MIB, DEFAULT);
+        assert!(rig.heap.free(more) && rig.heap.free(ours) && other.heap.free(theirs));
+        rig.check();
+    }
 }

@@ -366,11 +366,14 @@ impl Central {
             if rest > left {
                 return Err(DriverError::new("limit", ErrorKind::OutOfMemory, 0));
             }
-            let step = step.min(left - rest);
+            let mut step = step.min(left - rest);
             let longest = self.pace.longest_chunk(held, left, self.freed);
             self.backing.pages.create(ctx.driver, rest, longest, &mut pieces)?;
             // In chunks of its own: an unused step can move whole.
-            self.backing.pages.create(ctx.driver, step, longest, &mut pieces)?;
+            match self.backing.pages.create(ctx.driver, step, longest, &mut pieces) {
+                Err(error) if error.is_out_of_memory() => step = 0,
+                done => done?,
+            }
             bytes += rest + step;
             self.pace.grew(rest + step);
         }

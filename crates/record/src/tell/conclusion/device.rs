@@ -28,8 +28,8 @@ pub fn find(evidence: &Evidence<'_>, is_steady: bool) -> Vec<Finding> {
     // Its line has mostly made the large block too.
     let large_block = large_block(evidence).filter(|_| large_request.is_none());
     let findings = [
-        large_request,
         refused.and_then(|one| others(evidence, one)),
+        large_request,
         refused.and_then(|one| ceiling(evidence, one)),
         cuda_graphs(evidence),
         streams(evidence),
@@ -183,9 +183,13 @@ fn others(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
         return None;
     }
     let about = if refused.free.is_none() { "at least " } else { "" };
+    let (live, _) = evidence.live_at_refusal(refused);
+    // Without them it would have fitted: then they are the cause, however large the request is.
+    let would_fit = live.saturating_add(refused.asked) <= evidence.room();
+    let least = if would_fit { refused.asked } else { 0 };
     Some(Finding {
         cause: Cause::Others,
-        bytes: refused.others,
+        bytes: refused.others.max(least),
         says: format!(
             "Others hold {about}{} of the {} of device {}; this process holds {}",
             bytes(refused.others),

@@ -310,6 +310,13 @@ fn the_refused_request_is_the_cause_where_it_is_large_and_others_where_they_hold
     let (cause, first) = made.first();
     assert_eq!(cause, Cause::Others);
     assert_eq!(first, "Others hold 15 GiB of the 16 GiB of device 0; this process holds 1 GiB");
+    // A large request that would have fitted without them; one that would not.
+    for (asked, cause) in [(12 * GIB, Cause::Others), (15 * GIB + MIB, Cause::LargeRequest)] {
+        let mut made = with_weights(5);
+        let scores = made.line(77, "attention");
+        made.refused(asked, 8 * GIB, scores);
+        assert_eq!(made.first().0, cause);
+    }
     let mut made = with_weights(5);
     made.refused(20 * MIB, 0, SiteId::NONE);
     assert_eq!(made.first().0, Cause::Full);
