@@ -113,13 +113,13 @@ fn what_is_served_never_reaches_the_driver() {
     let served = calls("served.json", BOTH, "preload:driver", "static", &["managed"]);
     let count = |calls: &BTreeMap<String, u64>, name: &str| calls.get(name).copied().unwrap_or(0);
     // What reaches it: sizes and places that it refuses, memory of another context, of a capture,
-    // and of the program's own pool.
+    // and of the program's own pool; twice where the heap had to give memory back for it.
     for (function, least, most) in [
-        ("cuMemAlloc_v2", 100, 3),
-        ("cuMemFree_v2", 100, 2),
+        ("cuMemAlloc_v2", 100, 5),
+        ("cuMemFree_v2", 100, 3),
         ("cuMemAllocAsync", 90, 1),
-        ("cuMemFreeAsync", 60, 2),
-        ("cuMemAllocFromPoolAsync", 2, 1),
+        ("cuMemFreeAsync", 60, 3),
+        ("cuMemAllocFromPoolAsync", 2, 3),
     ] {
         assert!(count(&alone, function) >= least, "{function}: {alone:?}");
         assert!(count(&served, function) <= most, "{function}: {served:?}");

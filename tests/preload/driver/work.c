@@ -175,6 +175,53 @@ static void own_pages(void) {
     OK(cuMemAddressFree(range, 6 * MIB));
 }
 
+/* What was freed is there for a pool of the program's own, for its pages, and in its context. */
+static void room_for_all(void) {
+    enum { POOL, PAGES, CONTEXT, WAYS };
+    size_t free, total;
+    OK(cuMemGetInfo(&free, &total));
+    size_t bytes = free / 4 * 3 / (2 * MIB) * (2 * MIB);
+    for (int way = 0; way < WAYS; way++) {
+        struct {
+            int kind, handle_types, location_kind, location;
+            void *security;
+            size_t most;
+            unsigned char reserved[56];
+        } of_pool;
+        CUmemAllocationProp of_pages;
+        CUmemoryPool pool;
+        CUcontext mine, primary;
+        CUdeviceptr block;
+        uint64_t pages;
+        OK(cuMemAlloc(&block, bytes));
+        OK(cuMemFree(block));
+        switch (way) {
+        case POOL:
+            memset(&of_pool, 0, sizeof of_pool);
+            of_pool.kind = of_pool.location_kind = 1;
+            OK(cuMemPoolCreate(&pool, &of_pool));
+            OK(cuMemAllocFromPoolAsync(&block, bytes, pool, NULL));
+            OK(cuMemFreeAsync(block, NULL));
+            OK(cuCtxSynchronize());
+            break;
+        case PAGES:
+            memset(&of_pages, 0, sizeof of_pages);
+            of_pages.kind = of_pages.location_kind = 1;
+            OK(cuMemCreate(&pages, bytes, &of_pages, 0));
+            /* There is no room for it twice. */
+            CHECK(cuMemCreate(&pages, bytes, &of_pages, 0) == 2);
+            OK(cuMemRelease(pages));
+            break;
+        default:
+            OK(cuCtxCreate(&mine, 0, 0));
+            OK(cuMemAlloc(&block, bytes));
+            OK(cuMemFree(block));
+            OK(cuDevicePrimaryCtxRetain(&primary, 0));
+            OK(cuCtxSetCurrent(primary));
+        }
+    }
+}
+
 static void shared(void) {
     char handle[64];
     CUdeviceptr block;
@@ -194,6 +241,7 @@ int main(int argc, char **argv) {
     own_pool();
     own_context();
     own_pages();
+    room_for_all();
     shared();
     int wanted = argc > 2 ? THREADS : 1;
     pthread_t threads[THREADS];

@@ -320,7 +320,7 @@ unsafe extern "C" fn primary_ctx_reset(device: c_int) -> CuResult {
     }
 }
 
-// Pages that the program maps itself are only observed.
+// Pages that the program maps itself are only observed, and make the heap give up what it has idle.
 
 unsafe extern "C" fn mem_create(
     out: *mut c_ulonglong,
@@ -329,15 +329,21 @@ unsafe extern "C" fn mem_create(
     flags: c_ulonglong,
 ) -> CuResult {
     // SAFETY: as above.
-    let code = unsafe { real::cuMemCreate(out, bytes, properties, flags) };
-    if code == 0
-        && let Way::Observe(_inside) = way()
-    {
-        saw_a_call();
-        // SAFETY: as above: the real function has read the properties and written the handle.
-        unsafe { observe::created(*out, &*properties) };
+    let real = || unsafe { real::cuMemCreate(out, bytes, properties, flags) };
+    match way() {
+        Way::Manage(_inside) => manage::with_room(real),
+        Way::Observe(_inside) => {
+            let code = real();
+            if code == 0 {
+                saw_a_call();
+                // SAFETY: as above: the real function has read the properties and written the
+                // handle.
+                unsafe { observe::created(*out, &*properties) };
+            }
+            code
+        }
+        Way::Leaving(_) | Way::Through => real(),
     }
-    code
 }
 
 unsafe extern "C" fn mem_release(pages: c_ulonglong) -> CuResult {

@@ -13,7 +13,7 @@ use crate::door::preload::whose::{PITCH, Whose, complain, whose};
 use crate::door::preload::{current, mode};
 use crate::door::process::{current as heap_in_use, guarded};
 use crate::driver::StreamHandle;
-use crate::heap::Error;
+use crate::heap::{Error, Heap};
 use std::ffi::{c_int, c_uint, c_void};
 
 /// The outcome of a request.
@@ -30,7 +30,7 @@ impl Outcome {
     ///
     /// # Safety
     /// `out` may be written where something was served.
-    unsafe fn answer(self, out: *mut DevicePtr, real: impl FnOnce() -> CuResult) -> CuResult {
+    unsafe fn answer(self, out: *mut DevicePtr, real: impl Fn() -> CuResult) -> CuResult {
         match self {
             Self::Served(address) => {
                 // SAFETY: the caller's promise.
@@ -38,8 +38,18 @@ impl Outcome {
                 0
             }
             Self::Refused(code) => code,
-            Self::NotOurs => real(),
+            Self::NotOurs => with_room(real),
         }
+    }
+}
+
+/// Calls `real`, which takes memory that is not ours. The driver does not know that what the heap
+/// has idle is free: where it is out of memory, the heap gives that back, and `real` is called once
+/// more.
+pub fn with_room(real: impl Fn() -> CuResult) -> CuResult {
+    match real() {
+        OUT_OF_MEMORY if guarded(0, || heap_in_use().map_or(0, Heap::trim)) > 0 => real(),
+        code => code,
     }
 }
 
@@ -69,11 +79,7 @@ fn allocate(bytes: usize, stream: StreamHandle, place: impl FnOnce() -> Option<i
 ///
 /// # Safety
 /// `out` is NULL or may be written.
-pub unsafe fn malloc(
-    out: *mut DevicePtr,
-    bytes: usize,
-    real: impl FnOnce() -> CuResult,
-) -> CuResult {
+pub unsafe fn malloc(out: *mut DevicePtr, bytes: usize, real: impl Fn() -> CuResult) -> CuResult {
     let outcome = if out.is_null() || bytes == 0 {
         Outcome::NotOurs
     } else {
@@ -95,7 +101,7 @@ pub unsafe fn malloc_pitch(
     width: usize,
     height: usize,
     element: c_uint,
-    real: impl FnOnce() -> CuResult,
+    real: impl Fn() -> CuResult,
 ) -> CuResult {
     let row = width.checked_next_multiple_of(PITCH).filter(|_| matches!(element, 4 | 8 | 16));
     let outcome = match row.and_then(|row| row.checked_mul(height)) {
@@ -125,7 +131,7 @@ pub unsafe fn malloc_async(
     bytes: usize,
     pool: Option<*mut c_void>,
     stream: Stream,
-    real: impl FnOnce() -> CuResult,
+    real: impl Fn() -> CuResult,
 ) -> CuResult {
     let place = || {
         let device = context::device_of_stream(stream)?;
