@@ -211,8 +211,7 @@ impl Pages {
     /// them to `pieces`.
     ///
     /// # Errors
-    /// The driver's error; what it gave before goes back, so that a request which the device has no
-    /// room for leaves it to others.
+    /// The driver's error; chunks that it gave before are spare.
     pub(crate) fn create(
         &mut self,
         driver: &dyn Driver,
@@ -221,7 +220,6 @@ impl Pages {
         pieces: &mut Vec<Piece>,
     ) -> Result<()> {
         let (mut left, mut longest) = (bytes, longest.clamp(PAGE, LONGEST_CHUNK));
-        let before = (pieces.len(), self.spare.len());
         while left > 0 {
             let length = left.min(longest);
             let result = driver.physical_create(self.device, length);
@@ -235,12 +233,7 @@ impl Pages {
                 Err(error) if error.is_out_of_memory() && length > PAGE => {
                     longest = (length / 2).next_multiple_of(PAGE);
                 }
-                Err(error) => {
-                    pieces.truncate(before.0);
-                    let created = self.spare.split_off(before.1);
-                    self.give_back(driver, created, u64::MAX);
-                    return Err(error);
-                }
+                Err(error) => return Err(error),
             }
         }
         Ok(())
@@ -510,14 +503,8 @@ impl Pages {
 
     /// Returns up to `most` bytes of spare chunks without views to the driver; the bytes returned.
     pub(crate) fn release(&mut self, driver: &dyn Driver, most: u64) -> u64 {
-        let spare = std::mem::take(&mut self.spare);
-        self.give_back(driver, spare, most)
-    }
-
-    /// The same of these chunks, which are in no list; the others are spare then.
-    fn give_back(&mut self, driver: &dyn Driver, chunks: Vec<ChunkId>, most: u64) -> u64 {
         let mut given = 0;
-        for id in chunks {
+        for id in std::mem::take(&mut self.spare) {
             let Some(chunk) = self.chunk(id) else { continue };
             let (bytes, handle, slot) = (chunk.bytes(), chunk.handle, chunk.slot);
             let released = chunk.views == 0 && given + bytes <= most && {

@@ -366,14 +366,16 @@ impl Central {
             if rest > left {
                 return Err(DriverError::new("limit", ErrorKind::OutOfMemory, 0));
             }
-            let mut step = step.min(left - rest);
+            // With no word of the driver's on what it has, only what is needed.
+            let step = if ctx.fresh == u64::MAX { 0 } else { step.min(left - rest) };
             let longest = self.pace.longest_chunk(held, left, self.freed);
-            self.backing.pages.create(ctx.driver, rest, longest, &mut pieces)?;
+            let pages = &mut self.backing.pages;
+            pages.create(ctx.driver, rest, longest, &mut pieces).inspect_err(|_| {
+                // What the device has no room for leaves the rest of it to others.
+                pages.release(ctx.driver, u64::MAX);
+            })?;
             // In chunks of its own: an unused step can move whole.
-            match self.backing.pages.create(ctx.driver, step, longest, &mut pieces) {
-                Err(error) if error.is_out_of_memory() => step = 0,
-                done => done?,
-            }
+            pages.create(ctx.driver, step, longest, &mut pieces)?;
             bytes += rest + step;
             self.pace.grew(rest + step);
         }
