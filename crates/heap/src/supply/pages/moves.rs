@@ -366,8 +366,7 @@ impl Central {
             if rest > left {
                 return Err(DriverError::new("limit", ErrorKind::OutOfMemory, 0));
             }
-            // With no word of the driver's on what it has, only what is needed.
-            let step = if ctx.fresh == u64::MAX { 0 } else { step.min(left - rest) };
+            let step = step.min(left - rest);
             let longest = self.pace.longest_chunk(held, left, self.freed);
             let pages = &mut self.backing.pages;
             pages.create(ctx.driver, rest, longest, &mut pieces).inspect_err(|_| {
