@@ -110,6 +110,12 @@ impl<'a> Evidence<'a> {
         entries.filter(move |(_, event)| is_meant(event))
     }
 
+    /// The latest malloc of each address, by its place among all events: of a live block its own,
+    /// if the events have it. Which line asked, only live blocks know.
+    pub fn last_mallocs(&self) -> HashMap<u64, usize> {
+        self.events(EventKind::Malloc).map(|(at, event)| (event.address, at)).collect()
+    }
+
     /// All live bytes, also of blocks that the record had no room for: a share of the others only
     /// would take a part for the whole.
     pub fn live_bytes(&self) -> u64 {

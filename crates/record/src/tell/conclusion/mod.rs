@@ -95,6 +95,7 @@ impl Conclusion {
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.bytes));
         if let Some(refused) = &evidence.refused {
             kept_first(&evidence, refused, &mut findings);
+            left_first(&evidence, refused, &mut findings);
         }
         if let (Some(refused), Some(most)) = (&evidence.refused, findings.first())
             && most.is_of_past_steps
@@ -149,6 +150,20 @@ fn kept_first(evidence: &Evidence<'_>, refused: &Refused, findings: &mut [Findin
     };
     if let Some(at) = findings.iter().position(is_why) {
         findings[..=at].rotate_right(1);
+    }
+}
+
+/// Puts a full device in place of a large request that would have fitted without what an attempt
+/// has left that ran out of memory before.
+fn left_first(evidence: &Evidence<'_>, refused: &Refused, findings: &mut [Finding]) {
+    let is_large = |first: &&mut Finding| first.cause == Cause::LargeRequest;
+    let Some(first) = findings.first_mut().filter(is_large) else { return };
+    let (live, _) = evidence.live_at_refusal(refused);
+    let room = evidence.room().saturating_sub(refused.others);
+    let left = attempts::left(evidence);
+    let without = live.saturating_sub(left).saturating_add(refused.asked);
+    if left >= live / 4 && without <= room {
+        *first = full::find(evidence, refused);
     }
 }
 

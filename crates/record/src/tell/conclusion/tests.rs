@@ -8,6 +8,7 @@ use crate::dump::state::{
 use crate::sites::{Frame, Phase, Site, SiteId, Sites};
 use crate::timeline::{Sample, TimelineEntry};
 
+mod attempts;
 mod cells;
 mod kept;
 mod larger;
