@@ -63,6 +63,8 @@ fn of(frame: &Frame) -> Phase {
         "distributed/distributed_c10d.py" | "distributed/_functional_collectives.py" => {
             Phase::Collective
         }
+        // Averages of a model's weights (EMA, SWA): copies, and no state of an optimiser.
+        "optim/swa_utils.py" => Phase::Unknown,
         file if file.starts_with("optim/") => Phase::Optimizer,
         _ => Phase::Unknown,
     }
@@ -151,6 +153,14 @@ mod tests {
     #[test]
     fn activations_that_are_computed_again_are_the_backwards() {
         assert_eq!(phase_of(&[SCRIPT, CALL, BACKWARD, SCRIPT]), Phase::Backward);
+    }
+
+    #[test]
+    fn averages_of_weights_are_no_states_of_an_optimiser() {
+        let average = ("/v/site-packages/torch/optim/swa_utils.py", "AveragedModel.__init__");
+        let copy = ("/usr/lib/python3.12/copy.py", "deepcopy");
+        assert_eq!(phase_of(&[copy, average, SCRIPT]), Phase::Unknown);
+        assert_eq!(phase_of(&[average, STEP, SCRIPT]), Phase::Optimizer, "a hook's");
     }
 
     #[test]

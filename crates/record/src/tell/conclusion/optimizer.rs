@@ -17,10 +17,11 @@ const MOST_STEPS: usize = 4;
 /// The time of the states' making: the step, and the calling line of the program.
 type When<'a> = (u32, Option<&'a Frame>);
 
-/// Whether a line of an optimiser makes one state per weight. LBFGS keeps a history.
+/// Whether a line of an optimiser makes one state per weight. LBFGS keeps a history; averages of
+/// weights are no states.
 fn makes_one_state(frame: &Frame) -> bool {
     let (_, name) = frame.file.rsplit_once("/torch/optim/").unwrap_or_default();
-    !name.is_empty() && name != "lbfgs.py"
+    !name.is_empty() && !["lbfgs.py", "swa_utils.py"].contains(&name)
 }
 
 /// An optimiser of torch's makes one state per weight, of its size, in one line of its own. So if
