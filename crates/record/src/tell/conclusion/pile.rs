@@ -15,7 +15,7 @@ use super::growth::place;
 use super::unmarked;
 use super::words::of;
 use super::{Cause, Finding};
-use crate::dump::state::Event;
+use crate::gauges::IN_SLABS;
 use crate::sites::{By, Frame, Phase, Site, SiteId, Usage, usage};
 use crate::{BlockEntry, EventKind};
 
@@ -36,6 +36,8 @@ const UNDER_WAY: u64 = 50;
 const REMNANT: u64 = 100;
 /// From this number on, blocks of one site are collected.
 const COLLECTED: usize = 8;
+/// A step has few blocks of a size where a pile has so many times as many.
+const FEW: usize = 4;
 
 /// The remedy for unwanted graphs.
 pub const NO_GRAD: &[&str] = &[
@@ -230,6 +232,12 @@ fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
     }
     let place = place(evidence, site);
     let told = of(whole, evidence.live_bytes());
+    // What a forward returned, its caller keeps.
+    let caller = evidence.callers.of_site(evidence.sites, site);
+    let (keeper, made) = match caller {
+        Some(caller) => (evidence.names.frame(caller), format!(" of {place}")),
+        None => (place, String::new()),
+    };
     if evidence.now == 0 {
         // In a server, say, each request may have left one, unless each is of a request under way.
         if evidence.came_and_went(&collected) {
@@ -238,7 +246,7 @@ fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
         return Some(Finding {
             cause: Cause::Leak,
             bytes: whole,
-            says: format!("{place} keeps {count} blocks (no step is marked): {told}"),
+            says: format!("{keeper} keeps {count} blocks{made} (no step is marked): {told}"),
             advice: unmarked::advice(evidence, site),
             names: site,
             ..Finding::default()
@@ -247,49 +255,81 @@ fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
     Some(Finding {
         cause: Cause::Collected,
         bytes: whole,
-        says: format!("{place} collects {count} blocks within step {step}: {told}"),
+        says: format!("{keeper} collects {count} blocks{made} within step {step}: {told}"),
         advice: evidence.of_torch(COLLECT, unmarked::PLAIN),
         names: site,
         ..Finding::default()
     })
 }
 
-/// Whether blocks were made in one call of a `forward`: hidden states of a recurrent net, features
-/// of its layers. The forward needs them, and nobody collects them. Between the blocks of several
-/// calls there are requests from outside of them: inputs, or what was made of the results.
+/// Whether blocks may have been made in one call of a `forward`: hidden states of a recurrent net,
+/// features of its layers. The forward needs them, and nobody collects them.
+///
+/// It is over where the refused request is none of it. Several calls are known by a later block
+/// of code outside of them (the next one's input), by no older block (none had the input that is
+/// still to be read), or by past steps that made a few blocks of this size.
 fn is_of_one_forward(evidence: &Evidence<'_>, blocks: &[&BlockEntry]) -> bool {
     let Some(site) = blocks.first().and_then(|block| evidence.sites.get(block.site)) else {
         return false;
     };
     let call = own(site);
-    let Some((last, callers)) = call.split_last() else { return false };
-    if !last.function.ends_with("forward") {
+    let Some(at) = call.iter().position(|frame| frame.function.ends_with("forward")) else {
         return false;
-    }
+    };
+    let (callers, forward) = (&call[..at], call[at]);
     let is_inside = |site: &Site| {
         let own = own(site);
         own.starts_with(callers)
-            && own.get(callers.len()).is_some_and(|frame| frame.is_of_function_of(last))
+            && own.get(at).is_some_and(|frame| frame.is_of_function_of(forward))
     };
-    let addresses: HashSet<u64> = blocks.iter().map(|block| block.address).collect();
-    let mallocs: Vec<_> = evidence.events(EventKind::Malloc).map(|(_, event)| event).collect();
-    let is_one = |event: &&Event| addresses.contains(&event.address);
-    // An address may have had other blocks before, so they begin where the last of them do.
-    let (mut seen, mut first) = (HashSet::new(), None);
-    for (at, event) in mallocs.iter().enumerate().rev() {
-        if is_one(event) && seen.insert(event.address) {
-            first = Some(at);
-        }
+    let refused = evidence.refused.as_ref().and_then(|refused| evidence.sites.get(refused.site));
+    if refused.is_some_and(|site| !is_inside(site)) {
+        return false;
     }
+    let last = evidence.last_mallocs();
+    let own_mallocs = blocks.iter().filter_map(|block| last.get(&block.address));
+    let (known, first) = (own_mallocs.clone().count(), own_mallocs.min());
     // Half of them, at least: the events may have no room for the others.
-    let Some(first) = first.filter(|_| seen.len() >= COLLECTED.max(blocks.len() / 2)) else {
+    let Some(first) = first.filter(|_| known >= COLLECTED.max(blocks.len() / 2)) else {
         return false;
     };
-    let last = mallocs.iter().rposition(is_one).unwrap_or(first);
-    mallocs[first..=last]
-        .iter()
-        .filter_map(|event| evidence.sites.get(event.site))
-        .all(|site| own(site).is_empty() || is_inside(site))
+    let addresses: HashSet<u64> = blocks.iter().map(|block| block.address).collect();
+    let others = evidence.live.iter().filter(|block| !addresses.contains(&block.address));
+    let (mut has_older, mut has_outside) = (false, false);
+    for block in others {
+        let site = evidence.sites.get(block.site);
+        let is_later = last.get(&block.address).is_some_and(|at| at > first);
+        let is_of_optimizer = site.is_some_and(|site| site.phase == Phase::Optimizer);
+        has_older |= !is_later && !is_persistent(block) && !is_of_optimizer;
+        // Small blocks have the site of their slab. Another thread may make what it likes.
+        let is_outside = |site: &Site| {
+            let outermost = own(site).first().copied();
+            let is_of_thread = |frame: &Frame| frame.is_of_function_of(call[0]);
+            outermost.is_some_and(is_of_thread) && !is_inside(site)
+        };
+        has_outside |= is_later && block.size > IN_SLABS && site.is_some_and(is_outside);
+    }
+    has_older && !has_outside && !are_few_in_a_step(evidence, blocks)
+}
+
+/// Whether past steps made blocks of the size that most of these have, but a few of them each.
+fn are_few_in_a_step(evidence: &Evidence<'_>, blocks: &[&BlockEntry]) -> bool {
+    let mut sizes: HashMap<u64, usize> = HashMap::new();
+    blocks.iter().for_each(|block| *sizes.entry(block.requested).or_default() += 1);
+    let Some((size, count)) = sizes.into_iter().max_by_key(|&(size, count)| (count, size)) else {
+        return false;
+    };
+    // Of the steps that the events have from their beginning on.
+    let (mut highest, mut step) = (0, None);
+    for event in &evidence.state.events.entries {
+        if event.is(EventKind::Step) {
+            highest = highest.max(step.unwrap_or(0));
+            step = Some(0);
+        } else if event.is(EventKind::Malloc) && event.size == size {
+            step = step.map(|count| count + 1);
+        }
+    }
+    highest > 0 && count >= highest * FEW
 }
 
 /// Whether earlier steps had as much, or all of it is old.
