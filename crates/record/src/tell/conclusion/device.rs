@@ -6,7 +6,6 @@ use super::callers::caller;
 use super::evidence::{Evidence, Refused};
 use super::words::{bytes, of};
 use super::{Advice, Cause, Finding, full};
-use crate::dump::state::Event;
 use crate::sites::{By, Frame, Phase, SiteId, usage};
 use crate::stream::StreamNumber;
 use crate::{BlockEntry, DeviceGauge, EventKind};
@@ -75,16 +74,18 @@ fn large_request(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> 
     })
 }
 
-/// Whether a block was there before the first forward, as a dataset is.
-fn is_before_forwards(evidence: &Evidence<'_>, block: &BlockEntry) -> bool {
-    let is_forward = |event: &Event| {
-        evidence.sites.get(event.site).is_some_and(|site| site.phase == Phase::Forward)
+/// Whether blocks of a program that calls modules were there before all that its forwards have
+/// live, as a dataset is.
+pub fn is_before_forwards(evidence: &Evidence<'_>, blocks: &[&BlockEntry]) -> bool {
+    let last = evidence.last_mallocs();
+    let is_forward = |block: &&BlockEntry| {
+        evidence.sites.get(block.site).is_some_and(|site| site.phase == Phase::Forward)
     };
-    let mut mallocs = evidence.events(EventKind::Malloc).map(|(_, event)| event);
-    // An address may have had another block before, which is no matter: that was smaller.
-    mallocs
-        .find(|event| is_forward(event) || event.address == block.address)
-        .is_some_and(|event| !is_forward(event))
+    let forwards = evidence.live.iter().filter(is_forward);
+    let first = forwards.filter_map(|block| last.get(&block.address)).min();
+    // What the events do not have is older.
+    let is_before = |block: &&BlockEntry| last.get(&block.address) < first;
+    first.is_some() && blocks.iter().all(is_before)
 }
 
 /// The remedy for one large tensor of this site. `is_early`: it was there before the first
@@ -110,6 +111,12 @@ const LARGE: &[&str] = &[
 
 const LARGE_BLOCK: Advice =
     &["To do: look at the size of that one request: make it smaller, or work on it in parts."];
+
+const LARGE_STEP: Advice = &[
+    "To do: if that was too much, give such a step less (batch, length), since the others needed \
+     less, or work on it in parts.",
+];
+const LARGE_BLOCKS: Advice = &["To do: if that was too much, give such a step less work."];
 
 const DATA: &[&str] = &[
     "To do: if that is a dataset, leave it on the host, or in fewer bits, and move one batch at a \
@@ -138,7 +145,7 @@ fn large_block(evidence: &Evidence<'_>) -> Option<Finding> {
             0 => format!("{who} is large, {share}"),
             step => format!("{who} of step {step} is large, {share}"),
         },
-        advice: advice_on(evidence, largest.site, is_before_forwards(evidence, largest)),
+        advice: advice_on(evidence, largest.site, is_before_forwards(evidence, &[largest])),
         names: largest.site,
         ..Finding::default()
     })
@@ -160,9 +167,9 @@ fn large_once(evidence: &Evidence<'_>) -> Option<Finding> {
         return None;
     }
     let sizes = evidence.events(EventKind::Malloc).map(|(_, event)| event.size);
-    let block = match sizes.max().filter(|&size| size >= (peak - median) / 2) {
-        Some(size) => format!("; one block of {} came and went", bytes(size)),
-        None => String::new(),
+    let (block, advice) = match sizes.max().filter(|&size| size >= (peak - median) / 2) {
+        Some(size) => (format!("; one block of {} came and went", bytes(size)), LARGE),
+        None => (String::new(), evidence.of_torch(LARGE_STEP, LARGE_BLOCKS)),
     };
     Some(Finding {
         cause: Cause::LargeRequest,
@@ -172,7 +179,7 @@ fn large_once(evidence: &Evidence<'_>) -> Option<Finding> {
             bytes(peak),
             bytes(median)
         ),
-        advice: LARGE,
+        advice,
         ..Finding::default()
     })
 }

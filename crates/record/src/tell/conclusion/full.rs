@@ -1,6 +1,7 @@
 //! A device full of live blocks without a culprit: their purposes, and remedies for that state.
 
 use super::attempts;
+use super::device::is_before_forwards;
 use super::evidence::{Evidence, Refused, is_persistent};
 use super::parts::{self, Parts};
 use super::pile;
@@ -58,9 +59,9 @@ pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {
         says.push_str(&format!(". No backward has run through {line}, which keeps {part}"));
     }
     let buffer = buffer(evidence);
-    let line = buffer
-        .as_ref()
-        .and_then(|usage| Some((usage, evidence.names.place(evidence.sites, usage.site)?)));
+    let line = buffer.as_ref().and_then(|Buffer { usage, .. }| {
+        Some((usage, evidence.names.place(evidence.sites, usage.site)?))
+    });
     if let Some((usage, place)) = &line {
         let Usage { blocks, bytes: part, .. } = usage;
         says.push_str(&format!(". {place} has {} in {blocks} blocks", bytes(*part)));
@@ -77,7 +78,7 @@ pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {
             attempts::ADVICE
         }
         (_, true) => LOADED,
-        _ => advice(evidence, &parts, larger, (buffer.is_some(), untrained.is_some())),
+        _ => advice(evidence, &parts, larger, (buffer.as_ref(), untrained.is_some())),
     };
     Finding { cause: Cause::Full, bytes: live, says, advice, names, ..Finding::default() }
 }
@@ -156,38 +157,70 @@ const LOADED: &[&str] = &[
 ];
 const BUFFER: &[&str] = &[
     "To do: keep fewer of that line's blocks at once, or smaller ones: bound its queue or buffer, \
-     fetch fewer ahead, drop each before the next; of a cache of keys and values, reserve a \
-     shorter length.",
+     fetch fewer ahead, drop each before the next; leave a dataset on the host; of a cache of keys \
+     and values, reserve a shorter length.",
 ];
+const DATASET: &[&str] =
+    &["To do: if that line's blocks are a dataset, leave it on the host, and move one batch at a \
+     time to the device; else a smaller batch (gradients can be accumulated over several), \
+     activation checkpointing (torch.utils.checkpoint) or offloading."];
+const COPIED: &[&str] = &[
+    "To do: weights were made, loaded or copied in this step, and no batch changes them: let go \
+     of what is used no more, and keep copies on the host (.cpu() of each tensor of state_dict(), \
+     and load_state_dict() where one is used); else fewer bits, or shard or offload them.",
+];
+const WITHOUT_GRADIENTS: &[&str] = &[
+    "To do: what forwards without gradients made is the most. If it is their results, move them \
+     to the host as they come (.cpu()), or keep .item() of each; else give these forwards a \
+     smaller batch, or shorter inputs.",
+];
+const FEW_ACTIVATIONS: &[&str] =
+    &["To do: a smaller batch (gradients can be accumulated over several), or less of the lines \
+     above (a loss over a large vocabulary can be computed in chunks): activations of modules, \
+     which checkpoints would save, are few."];
 
 const FOREACH: &[&str] =
     &["To do: the optimiser's step has no room for its temporaries, of all weights at once: with \
      `foreach=False` it has them of one weight at a time, with `fused=True` (Adam, AdamW, SGD, \
      Adagrad) none. Else fewer or smaller states, or freeze or shard weights (FSDP, ZeRO)."];
 
+/// A line outside of modules with much of live memory in many blocks.
+struct Buffer {
+    usage: Usage,
+    /// No backward has run yet: it may be a part of the training, but for what a forward has made.
+    may_be_trained: bool,
+}
+
 /// The line outside of modules, no part of the training, with most of live memory in many blocks,
 /// or in a program that trains nothing with much of it: batches and weights fetched ahead, queues,
-/// buffers.
-fn buffer(evidence: &Evidence<'_>) -> Option<Usage> {
+/// buffers, datasets.
+fn buffer(evidence: &Evidence<'_>) -> Option<Buffer> {
     let Evidence { live, sites, now, .. } = evidence;
     let (trains, backward_lines) = (evidence.trains(), &evidence.state.training.backward_lines);
+    // Before the first backward of a training, only an operation without gradients is known to be
+    // none of it.
+    let may_be_trained =
+        |block: &BlockEntry| trains && sites.get(block.site).is_none_or(|site| !site.no_grad);
     let is_buffered = |block: &&BlockEntry| {
         let (Some(site), Some(line)) = (sites.get(block.site), sites.line(block.site)) else {
             return false;
         };
-        // Before the first backward of a training, only an operation without gradients is known to
-        // be none of it.
-        let is_trained = match backward_lines.is_empty() {
-            true => trains && !site.no_grad,
-            false => backward_lines.contains(line),
-        };
         let is_outside = site.phase == Phase::Unknown && site.module.is_empty();
+        let is_trained = backward_lines.contains(line);
         is_outside && !is_trained && !is_persistent(block) && block.capture == 0
     };
     let buffered: Vec<BlockEntry> = live.iter().filter(is_buffered).copied().collect();
     let much = evidence.live_bytes() / if trains { 2 } else { 4 };
     let is_most = |line: &Usage| line.blocks >= BUFFERED && line.bytes > much;
-    usage(&buffered, sites, By::Line, *now).into_iter().next().filter(is_most)
+    let usage = usage(&buffered, sites, By::Line, *now).into_iter().next().filter(is_most)?;
+    let blocks: Vec<&BlockEntry> =
+        buffered.iter().filter(|block| sites.are_of_one_line(usage.site, block.site)).collect();
+    let may_be_trained =
+        backward_lines.is_empty() && blocks.iter().any(|block| may_be_trained(block));
+    if may_be_trained && !is_before_forwards(evidence, &blocks) {
+        return None;
+    }
+    Some(Buffer { usage, may_be_trained })
 }
 
 /// The remedy depends on what fills the device.
@@ -195,18 +228,21 @@ fn advice(
     evidence: &Evidence<'_>,
     parts: &Parts<'_>,
     larger: Option<&Before>,
-    (has_buffer, has_untrained): (bool, bool),
+    (buffer, has_untrained): (Option<&Buffer>, bool),
 ) -> &'static [&'static str] {
     let live = evidence.live_bytes();
     let trains = evidence.trains();
-    if has_buffer {
-        return BUFFER;
+    if let Some(buffer) = buffer {
+        return if buffer.may_be_trained { DATASET } else { BUFFER };
     }
     if has_untrained {
         return UNTRAINED;
     }
     if parts::is_refused_to_foreach(evidence) {
         return FOREACH;
+    }
+    if parts.new_weights > live / 4 && evidence.now >= LEAST_STEPS {
+        return COPIED;
     }
     let is_several = parts.activations > live / 2 && pile::forwards_at_once(evidence) >= SEVERAL;
     match larger {
@@ -231,8 +267,9 @@ fn advice(
         }
         Some(_) if trains && parts.without_gradients > live / 4 => {
             return &[
-                "To do: if the forwards without gradients are an evaluation, give it a smaller \
-                 batch, or shorter inputs, than now: the steps before fitted.",
+                "To do: if the forwards without gradients are an evaluation whose results are \
+                 kept, move them to the host as they come (.cpu()), or keep .item() of each; else \
+                 give it a smaller batch, or shorter inputs, than now: the steps before fitted.",
             ];
         }
         Some(_) if trains && parts.activations > live / 2 => {
@@ -276,8 +313,13 @@ fn advice(
             false => &["To do: look whether all blocks of these lines are needed at once."],
         };
     }
+    if parts.without_gradients > live / 2 {
+        return WITHOUT_GRADIENTS;
+    }
     match evidence.recomputes() {
         true => RECOMPUTED,
+        // Functions without modules have theirs outside of these.
+        false if parts.activations > 0 && parts.activations < live / 10 => FEW_ACTIVATIONS,
         // A layer that runs over time counts as several forwards, too.
         false if is_several && parts.are_trained(evidence) => CARRIED,
         false => {

@@ -63,6 +63,8 @@ pub fn is_refused_to_foreach(evidence: &Evidence<'_>) -> bool {
 #[derive(Default)]
 pub struct Parts<'a> {
     pub weights: u64,
+    /// Of the weights, those that the running step has made.
+    pub new_weights: u64,
     pub gradients: u64,
     pub states: u64,
     /// Temporaries of the optimiser's step, of all weights at once (`foreach`).
@@ -101,7 +103,12 @@ impl<'a> Parts<'a> {
                 Phase::Optimizer if temporaries.contains(&block.site) => &mut parts.temporaries,
                 Phase::Optimizer => &mut parts.states,
                 _ if is_state(block) => &mut parts.states,
-                _ if is_persistent(block) => &mut parts.weights,
+                _ if is_persistent(block) => {
+                    if block.step == evidence.now {
+                        parts.new_weights = parts.new_weights.saturating_add(block.size);
+                    }
+                    &mut parts.weights
+                }
                 _ if is_loaded(block) => &mut parts.loaded,
                 Phase::Backward => &mut parts.gradients,
                 _ if is_of_buckets(site) => &mut parts.buckets,

@@ -54,37 +54,87 @@ fn several_views_in_the_first_step_of_a_stage_are_no_forgotten_no_grad() {
     assert_eq!(views(12).cause, Cause::NoGrad);
 }
 
-/// An evaluation whose forward makes 16 blocks on one line, in one call or in as many.
-fn evaluated(in_one_call: bool) -> Conclusion {
+/// What there is beside 16 blocks of one line of a forward, the last of which is under way.
+#[derive(Clone, Copy, PartialEq)]
+enum Beside {
+    /// An input that was made before all of them.
+    Input,
+    /// One of the evaluation's that was made after the first, as the next call's is.
+    NextInput,
+    /// One of another thread's.
+    OfAThread,
+    /// No input that any of them may have had.
+    Nothing,
+    /// An input as before, and a training whose steps made so many blocks of their size.
+    Steps(usize),
+    /// An input, and the request was refused outside of the forward.
+    Over,
+}
+
+fn evaluated(beside: Beside) -> Conclusion {
     let mut made = with_weights(10);
+    made.blocks.iter_mut().for_each(|block| block.3 = 3);
     let own = |line, name| frame("/home/me/train.py", line, name);
     let hidden = [own(10, "Net.forward"), own(30, "evaluate")];
     let hidden = made.site(&hidden, "net", Phase::Forward);
-    let input = made.line(29, "evaluate");
+    let (input, fetched) = (made.line(29, "evaluate"), made.line(50, "fetch"));
     made.sites.iter_mut().for_each(|site| site.no_grad = true);
     let mut events = Vec::new();
-    for number in 0..16 {
-        if number == 0 || !in_one_call {
-            events.push(Event { address: 1 << 50, site: input, ..Event::default() });
-        }
+    let malloc = |made: &mut Made, site, bytes: u64| {
         let address = made.blocks.iter().map(|block| block.0).sum();
-        events.push(Event { address, site: hidden, ..Event::default() });
-        made.block(hidden, 10, 128 * MIB);
+        made.block(site, 10, bytes);
+        let kind = EventKind::Malloc.name().into();
+        Event { kind, address, size: bytes, ..Event::default() }
+    };
+    if let Beside::Steps(count) = beside {
+        let one =
+            |kind: EventKind, size| Event { kind: kind.name().into(), size, ..Event::default() };
+        for step in 8..10 {
+            events.push(one(EventKind::Step, step));
+            events.extend((0..count).map(|_| one(EventKind::Malloc, 128 * MIB)));
+        }
+        events.push(one(EventKind::Step, 10));
     }
-    events.iter_mut().for_each(|event| event.kind = EventKind::Malloc.name().into());
+    if !matches!(beside, Beside::Nothing) {
+        events.push(malloc(&mut made, input, 32 * MIB));
+    }
+    for number in 0..16 {
+        events.push(malloc(&mut made, hidden, 128 * MIB));
+        match beside {
+            Beside::NextInput if number == 7 => events.push(malloc(&mut made, input, 32 * MIB)),
+            Beside::OfAThread if number == 7 => events.push(malloc(&mut made, fetched, 32 * MIB)),
+            _ => {}
+        }
+    }
     made.state.events.entries = events;
     made.trains(&[("train", 12)]);
     made.lows(|_| GIB);
-    made.refused(128 * MIB, 0, hidden);
+    made.refused(128 * MIB, 0, if beside == Beside::Over { input } else { hidden });
     made.concludes()
 }
 
 #[test]
 fn what_a_forward_keeps_until_it_returns_is_not_collected() {
-    assert_eq!(evaluated(false).cause, Cause::Collected);
-    let conclusion = evaluated(true);
-    assert_eq!(conclusion.cause, Cause::Full, "{conclusion:?}");
-    assert!(unfolded(&conclusion).contains("give it a smaller batch"), "{conclusion:?}");
+    for beside in [Beside::Input, Beside::OfAThread, Beside::Steps(0), Beside::Steps(12)] {
+        let conclusion = evaluated(beside);
+        assert_eq!(conclusion.cause, Cause::Full, "{conclusion:?}");
+        let said = unfolded(&conclusion);
+        assert!(said.contains("give it a smaller batch"), "{said}");
+        // The state may be alike where an evaluation keeps what the model returns.
+        assert!(said.contains("move them to the host as they come"), "{said}");
+    }
+}
+
+#[test]
+fn what_several_forwards_returned_is_collected_by_the_line_that_called_them() {
+    for beside in [Beside::NextInput, Beside::Nothing, Beside::Steps(2), Beside::Over] {
+        let conclusion = evaluated(beside);
+        assert_eq!(conclusion.cause, Cause::Collected, "{conclusion:?}");
+        let said = unfolded(&conclusion);
+        let first =
+            "train.py:30 in evaluate collects 16 blocks of train.py:10 in Net.forward within";
+        assert!(said.starts_with(first), "{said}");
+    }
 }
 
 #[test]
@@ -222,4 +272,115 @@ fn graphs_that_live_on_after_backwards_of_their_line_may_hang_on_a_state() {
     for said in [waiting(1, &[("train", 20)]), waiting(40, &[])] {
         assert!(!said.contains(carried) && said.contains("activation checkpointing"), "{said}");
     }
+}
+
+/// A training, in its first step, whose line 6 has made nine blocks of data and whose model six;
+/// the data may have come last.
+fn data_in_a_list(is_before: bool, has_forward: bool) -> String {
+    let mut made = Made::at(0);
+    let data = made.line(6, "main");
+    let phase = if has_forward { Phase::Forward } else { Phase::Unknown };
+    let net = made.site(&[frame("/home/me/train.py", 9, "main")], "net", phase);
+    let order = if is_before { [data, net] } else { [net, data] };
+    for site in order {
+        let count = if site == data { 9 } else { 6 };
+        (0..count).for_each(|_| made.block(site, 0, GIB));
+    }
+    let mut at = 0;
+    for block in &made.blocks {
+        let kind = EventKind::Malloc.name().into();
+        made.state.events.entries.push(Event { kind, address: at, ..Event::default() });
+        at += block.0;
+    }
+    made.trains(&[]);
+    made.refused(2 * GIB, 0, net);
+    unfolded(&made.concludes())
+}
+
+#[test]
+fn a_dataset_in_a_list_that_was_there_before_the_model_ran_is_told_as_one_tensor_is() {
+    let said = data_in_a_list(true, true);
+    assert!(said.contains("train.py:6 in main has 9 GiB in 9 blocks"), "{said}");
+    assert!(said.contains("are a dataset, leave it on the host"), "{said}");
+    // It may be what a model of functions keeps for its backward.
+    for said in [data_in_a_list(false, true), data_in_a_list(true, false)] {
+        assert!(!said.contains("dataset"), "{said}");
+    }
+}
+
+#[test]
+fn checkpoints_are_not_advised_where_activations_of_modules_are_few() {
+    let said = |activations: u64| {
+        let mut made = with_weights(6);
+        made.blocks.iter_mut().for_each(|block| block.3 = 3);
+        let layer = made.module("net.0", 9, "train");
+        let loss = made.line(16, "loss");
+        let gradient = made.site(&[frame("NllLossBackward0", 0, "")], "", Phase::Backward);
+        made.block(layer, 6, activations);
+        made.block(loss, 6, 6 * GIB);
+        made.block(gradient, 6, 6 * GIB);
+        made.trains(&[("train", 20), ("loss", 16)]);
+        made.lows(|_| 14 * GIB);
+        made.device.total_bytes = made.device.live.all.bytes + MIB;
+        made.refused(GIB, 0, loss);
+        unfolded(&made.concludes())
+    };
+    let few = said(256 * MIB);
+    assert!(few.contains("a loss over a large vocabulary can be computed in chunks"), "{few}");
+    assert!(!few.contains("activation checkpointing"), "{few}");
+    // A model of functions has activations, too, but outside of modules.
+    for more in [said(3 * GIB), said(0)] {
+        assert!(more.contains("activation checkpointing"), "{more}");
+    }
+}
+
+#[test]
+fn weights_that_a_step_has_copied_are_no_matter_of_its_batch() {
+    let said = |step: u32| {
+        let mut made = with_weights(4);
+        let copied = made.line(7, "<module>");
+        (0..32).for_each(|_| made.block(copied, step, 64 * MIB));
+        made.blocks.iter_mut().for_each(|block| block.3 = 3);
+        made.trains(&[("train", 20)]);
+        made.lows(|_| GIB);
+        made.refused(64 * MIB, 0, copied);
+        made.device.total_bytes = made.device.live.all.bytes + MIB;
+        unfolded(&made.concludes())
+    };
+    let now = said(4);
+    assert!(now.contains("is larger than those before") && now.contains("100% weights"), "{now}");
+    assert!(now.contains("keep copies on the host") && !now.contains("batch, length"), "{now}");
+    let before = said(0);
+    assert!(!before.contains("keep copies on the host"), "{before}");
+}
+
+#[test]
+fn a_step_that_was_large_is_no_one_tensor_where_none_is_large() {
+    let said = |size: u64| {
+        let mut made = with_weights(40);
+        made.lows(|_| GIB);
+        made.device.timeline[7].live_high_bytes = 9 * GIB;
+        let kind = EventKind::Malloc.name().into();
+        made.state.events.entries = vec![Event { kind, size, ..Event::default() }];
+        unfolded(&made.concludes())
+    };
+    let many = said(500 * MIB);
+    assert!(many.contains("give such a step less") && !many.contains("one tensor"), "{many}");
+    let one = said(6 * GIB);
+    assert!(one.contains("one block of 6 GiB came and went"), "{one}");
+    assert!(one.contains("look at the shape of that one tensor"), "{one}");
+}
+
+#[test]
+fn blocks_without_gradients_are_no_matter_of_checkpoints() {
+    let mut made = with_weights(0);
+    let layer = made.module("net.0", 9, "embed");
+    made.sites.last_mut().expect("a site").no_grad = true;
+    (0..6).for_each(|_| made.block(layer, 0, 2 * GIB));
+    made.trains(&[]);
+    made.refused(4 * GIB, 0, layer);
+    made.device.total_bytes = made.device.live.all.bytes + MIB;
+    made.state.out_of_memory.as_mut().expect("set").asked_bytes = 64 * MIB;
+    let said = unfolded(&made.concludes());
+    assert!(said.contains("move them to the host") && !said.contains("checkpointing"), "{said}");
 }
