@@ -177,7 +177,8 @@ def run(program, folder, conf="", **settings):
         _, found, text = err.rpartition("OutOfMemoryError: CUDA out of memory.")
         assert process.returncode != 0 and found, f"{program.name} did not run out\n{out}\n{err}"
         _, _, text = text.partition("\n")
-        last = max(dumps.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+        # Two within a tick of the clock differ in their number.
+        last = max(dumps.glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
         said = json.loads(last.read_text())["conclusion"]
     cause = CAUSES.get(said["cause"], said["cause"])
     return Told(cause, text, sentence(said["lines"]))
