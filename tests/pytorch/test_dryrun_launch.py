@@ -258,3 +258,31 @@ def test_what_is_proposed_in_place_of_a_launcher_runs(tmp_path):
     settings = dict(word.split("=") for word in settings.split())
     ran = dryrun(tmp_path, *line.split(), **settings)
     assert told(ran)["program"]["arguments"] == ["--x", "1"]
+
+
+# Parameters gathered on a stream of their own, which torch keeps with record_stream.
+SHARDED = """
+import torch
+from torch import distributed, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+distributed.init_process_group("nccl")
+model = nn.Sequential(*[nn.Sequential(nn.Linear(1024, 1024)) for _ in range(8)]).cuda()
+model = FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}))
+optimizer = torch.optim.AdamW(model.parameters())
+while True:
+    model(torch.randn(256, 1024).cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_what_other_streams_still_use_makes_no_difference_between_rows(tmp_path):
+    (tmp_path / "train.py").write_text(SHARDED)
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "0"}  # fmt: skip
+    rows = told(dryrun(tmp_path, "--json", "train.py", **rank))["gpus"][0]["runs"]
+    assert len({row["peak_live"] for row in rows}) == 1
+    # Else the program shows nothing.
+    assert len({row["peak_requested"] for row in rows}) > 1

@@ -28,7 +28,10 @@ class Result:
     """Peak of live bytes, as the allocator counts them (torch's default also counts remainders that
     it does not split off)."""
     requested_peak: int = 0
-    """Peak of requested bytes; 0 if the allocator does not count them."""
+    """Peak of requested bytes; 0 if the allocator does not count them. A block that other streams
+    use counts until their work is seen to be done, which each allocator asks at its own time."""
+    requested_total: int = 0
+    """All bytes requested in the run; 0 if the allocator does not count them."""
     reserved_peak: int = 0
     """Peak of the memory that the allocator reports as held."""
     physical_peak: int = 0
@@ -185,6 +188,7 @@ class Meter:
         result.allocated_peak = self.peaks["allocated_bytes"]
         result.reserved_peak = self.peaks["reserved_bytes"]
         result.requested_peak = self.peaks["requested_bytes"]
+        result.requested_total = self._requested(torch)
         if self.restores:
             self._note_requested(torch)
             result.restores = self.restores
