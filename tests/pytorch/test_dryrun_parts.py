@@ -448,6 +448,26 @@ def test_blocks_that_other_streams_still_use_are_no_other_path(live, total, is_t
     assert (report._rows_differ(first, [ours]) == []) == is_trusted
 
 
+@pytest.mark.parametrize("caught, filled", [(0, False), (5, True)])
+def test_a_gpu_that_a_search_for_the_largest_batch_filled_is_not_called_tight(caught, filled):
+    gpu = gpus.chosen(["t4-16"], [], None)[0]
+    has = report.usable(gpu)
+    found = Found(COMPLETED, physical_peak=has - MIB, allocated_peak=has // 2, retries=9,
+                  caught=caught)  # fmt: skip
+    row = report._row(Ran(Plan("gruyere", gpu, has, ()), found), None, None, gpu)
+    assert (row["tight"], row["filled"]) == (not filled, filled)
+    said = sentences.verdict({
+        "trust": {"reasons": []}, "growth": {"bytes_a_step": MIB, "line": "train.py:9"},
+        "verdict": {"max_bytes": None, "needs": None, "fits": True}, "rest": None,
+        "gpus": [{"id": "t4-16", "runs": [row], "kernels": True, "usable": has}],
+        "program": {"steps": 3, "steps_asked": 3}, "sizing": {"handles": None, "caught": caught},
+        "peak": {"bytes": GIB, "refused": caught, "out_of_memory": False},
+        "analysed": {"gpu": "t4-16", "with_room": False},
+    })  # fmt: skip
+    assert ("what is to spare is not known. After that it had 1.00 GiB of" in said) == filled
+    assert ("1 MiB to spare" in said) == ("is full after 1 more step" in said) == (not filled)
+
+
 def test_requests_that_differ_with_the_same_values_are_laid_to_the_hosts_random_numbers():
     def analysed(size):
         made = {"sequence": sequence((size, "a")), "requested_peak": 500 * MIB,

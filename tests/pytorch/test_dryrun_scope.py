@@ -32,6 +32,9 @@ class Trace:
         self.seen = Seen(backwards=[], steps=[])
         weights = self.alloc(WEIGHTS)
         self.seen.sightings.append((1, weights["addr"], "weights", "w"))
+        self.train(*activations)
+
+    def train(self, *activations):
         for number in activations:
             self.mark += 2
             kept = self.alloc(number)
@@ -43,6 +46,12 @@ class Trace:
             self.free(self.alloc(WEIGHTS, OPTIMIZER))
             self.mark += 1
             self.seen.steps.append(self.mark)
+
+    def try_in_vain(self, activations):
+        self.mark += 2
+        tried = self.alloc(activations)
+        self.entries.append({**tried, "action": "oom"})
+        self.free(tried)
 
     def alloc(self, mib, phase=0):
         self.address += GIB
@@ -103,6 +112,24 @@ def test_a_step_that_was_tried_in_vain_with_a_larger_batch_does_not_count():
     entries = [weights, *tried, refused, *freed, *rest]
     found = live.analyse(entries, trace.seen, Nowhere())["steps"]
     assert found == Trace(300, 300).steps()
+
+
+def test_a_search_for_the_largest_batch_is_told_by_what_came_after_its_last_attempt():
+    trace = Trace(900, 900)
+    trace.try_in_vain(2000)
+    trace.train(400)
+    trace.try_in_vain(1000)
+    trace.train(300, 300, 300)
+    found = live.analyse(trace.entries, trace.seen, Nowhere(), (1, 2, 5), in_vain=3)
+    assert found["steps"]["activations"] == [300 * MIB] * 3
+    assert found["steps"]["partial"] == [2]
+    peak = found["peak"]
+    assert (peak["bytes"], peak["step"]) == ((WEIGHTS + 310) * MIB, 1)
+    assert peak["refused"] == 2
+    # A refusal after the steps makes none of them vain.
+    trace.try_in_vain(1500)
+    later = live.analyse(trace.entries, trace.seen, Nowhere(), (), in_vain=3)["peak"]
+    assert (later["bytes"], later["refused"]) == ((WEIGHTS + 1500) * MIB, 2)
 
 
 def test_steps_whose_batch_is_fetched_one_ahead_are_alike():

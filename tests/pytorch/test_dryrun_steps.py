@@ -120,3 +120,41 @@ def test_random_numbers_of_the_host_are_not_laid_to_values_of_the_device(tmp_pat
     document = told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py"), 4)
     (reason,) = document["trust"]["reasons"]
     assert "with the same values" in reason and "random.seed" in reason
+
+
+# A batch that the first step of an attempt has room for, and the second, with the optimiser's
+# states, has not.
+SEARCH = """
+import torch
+from torch import nn
+
+
+def train(rows):
+    model = nn.Sequential(*[nn.Linear(4096, 4096, bias=False) for _ in range(4)]).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    for _ in range(6):
+        model(torch.empty(rows, 4096, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+rows = 1 << 15
+while True:
+    try:
+        train(rows)
+        break
+    except torch.cuda.OutOfMemoryError:
+        rows = int(rows * 0.9)
+"""
+
+
+def test_a_search_for_the_largest_batch_is_judged_by_the_one_that_it_found(tmp_path):
+    (tmp_path / "train.py").write_text(SEARCH)
+    ran = dryrun(tmp_path, "--gb", 2, "--context", 0, "--json", "train.py")
+    found = told(ran)
+    rows = found["gpus"][0]["runs"]
+    assert all(row["caught"] > 3 and row["steps"] == 3 and not row["tight"] for row in rows)
+    steps, peak = found["steps"], found["peak"]
+    assert len(set(steps["activations"])) == 1 and len(steps["activations"]) == 3
+    assert peak["refused"] and peak["kinds"]["optimizer states"] == 512 << 20
+    assert peak["step"] > 1

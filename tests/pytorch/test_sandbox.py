@@ -17,6 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from gruyere import GruyereError
+from gruyere._sandbox import box
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 MIB = 1 << 20
@@ -398,3 +401,16 @@ def test_where_neither_way_holds_nothing_runs(user, files):
 def test_a_folder_that_is_allowed_and_is_not_there_is_an_error(user, files):
     ran = sandboxed("overlay", user, files, "", allow_writes=["nowhere"])
     assert ran.returncode == 1 and "nowhere: no such file or folder" in ran.stderr
+
+
+@pytest.mark.parametrize("way", [None, "overlay"])
+def test_a_sandbox_that_gives_no_answer_is_not_laid_to_the_kernel(tmp_path, monkeypatch, way):
+    """`way`: the only one without an answer; None: all."""
+    monkeypatch.setattr(box, "_PATIENCE", 0)
+    monkeypatch.setattr(box.landlock, "why_not", lambda: "no Landlock here" if way else "")
+    asked = {"allow_writes": [], "allow_network": False, "scratch": 1 << 30}
+    with pytest.raises(GruyereError) as error:
+        box.choose(tmp_path, asked)
+    said = str(error.value)
+    assert "(overlay: no answer in 30 s; landlock: no" in said
+    assert "The machine may be busy: try again. If it is not, use a kernel" in said

@@ -160,6 +160,11 @@ class Meter:
             self.counts[name] = self.counts.get(name, 0) + statistics.get(name, 0)
         self.requested += statistics.get("requested_bytes.all.allocated", 0)
 
+    def refused(self, torch: Any) -> int:
+        """The number of requests that failed so far."""
+        statistics = torch.cuda.memory_stats(0) if torch.cuda.is_initialized() else {}
+        return self.counts.get("num_ooms", 0) + int(statistics.get("num_ooms", 0))
+
     def _begin_on_gpu(self, torch: Any) -> None:
         free, total = torch.cuda.mem_get_info(0)
         self.others = total - free

@@ -73,8 +73,10 @@ class History:
         # The peak of requested bytes as torch's statistics count them: a block counts until the
         # streams told of by record_stream are done with it, not until the program frees it.
         self.requested_peak = 0
-        # The marks of the requests that were refused for want of memory.
+        # The marks of the requests that were refused for want of memory, and the number of events
+        # before each.
         self.refused: list[int] = []
+        self.refused_at: list[int] = []
         # Whether torch's history contains our metadata.
         self.told = any(entry.get("user_metadata") for entry in trace)
         self._read(trace)
@@ -96,6 +98,7 @@ class History:
             mark, phase, module, place = _metadata(entry)
             if action == "oom":
                 self.refused.append(mark)
+                self.refused_at.append(self.events)
                 continue
             # Sightings before this event refer to the blocks that are live now.
             while at < len(sightings) and sightings[at][0] <= mark:
@@ -151,6 +154,12 @@ class History:
             return ACTIVATIONS if steps <= 1 else OTHER
         return TEMPORARIES if block.end_mark != NEVER and steps == 0 else OTHER
 
+    def tried(self, in_vain: int) -> int:
+        """The number of requests that were refused before the first step ended of those after so
+        many; 0 if none ended."""
+        steps = self.seen.steps
+        return bisect_right(self.refused, steps[in_vain]) if len(steps) > in_vain else 0
+
     def changes(self) -> list[tuple[int, int, Block]]:
         """All events as (index, bytes added or removed, block)."""
         found = [(block.begin, block.bytes, block) for block in self.blocks]
@@ -190,24 +199,32 @@ def _sighted(live: dict[int, Block], address: int, kind: str, name: str) -> None
 
 
 def analyse(
-    trace: list[dict[str, Any]], seen: Seen, lines: Lines, partial: Sequence[int] = ()
+    trace: list[dict[str, Any]],
+    seen: Seen,
+    lines: Lines,
+    partial: Sequence[int] = (),
+    in_vain: int = 0,
 ) -> dict[str, Any]:
     """The whole analysis, as plain data. `partial`: the numbers of the steps that are only a part
-    of one."""
+    of one. `in_vain`: the number of steps before the last request that was refused and that the
+    program went on after; neither they nor what it had until then is what it needs."""
     history = History(trace, seen, lines)
     changes = history.changes()
+    tried = history.tried(in_vain)
+    since = history.refused_at[tried - 1] if tried else 0
     total, most, at = 0, 0, -1
     for index, change, block in changes:
         total += change
-        if total > most:
+        # What is freed after a refusal is of what was tried.
+        if total > most and change > 0 and index >= since:
             most, at = total, index
     live = [block for block in history.blocks if block.begin <= at < block.end]
     workspaces = sum(block.bytes for block in live if block.kind == WORKSPACES)
     return {
-        "peak": _peak(live, most, at, history),
+        "peak": {**_peak(live, most, at, history, in_vain), "refused": tried},
         "requested_peak": history.requested_peak,
-        "growth": _growth(history),
-        "steps": scope(history, changes, partial),
+        "growth": _growth(history, in_vain),
+        "steps": scope(history, changes, partial, in_vain),
         "timeline": _timeline(changes, history.events, seen),
         "sequence": _sequence(history),
         "workspaces": workspaces if history.told else None,
@@ -221,7 +238,9 @@ def analyse(
     }
 
 
-def _peak(live: list[Block], most: int, at: int, history: History) -> dict[str, Any]:
+def _peak(
+    live: list[Block], most: int, at: int, history: History, in_vain: int
+) -> dict[str, Any]:
     kinds: Counter[str] = Counter()
     modules: dict[str, Counter[str]] = defaultdict(Counter)
     repeats: dict[str, set[str]] = defaultdict(set)
@@ -239,9 +258,10 @@ def _peak(live: list[Block], most: int, at: int, history: History) -> dict[str, 
         places[block.line][block.kind] += block.bytes
         if block.begin == at:
             last = block
+    step = bisect_right(history.seen.steps, last.mark) + 1 - in_vain if last else 0
     return {
         "bytes": most,
-        "step": bisect_right(history.seen.steps, last.mark) + 1 if last and history.told else 0,
+        "step": step if history.told else 0,
         "phase": _PHASES[last.phase] if last and history.told else "",
         "line": last.line if last else "",
         "kinds": {kind: kinds[kind] for kind in KINDS},
@@ -264,13 +284,16 @@ def collapsed(path: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
 
 
-def _growth(history: History) -> Optional[dict[str, Any]]:
+def _growth(history: History, in_vain: int = 0) -> Optional[dict[str, Any]]:
     """The memory that each step leaves behind at the end of the last one, at lines where every step
     but the last left some: the last step's may still be freed, and memory that only the first step
     left is not growth. What a program makes after its optimiser's step counts to the next step, so
     the first step need not have left any at a line that kept nothing then; then it is `unsure` and
-    a queue may hold it. None if there are fewer than three steps, or if it is little."""
-    steps = history.seen.steps
+    a queue may hold it. None if there are fewer than three steps, or if it is little. Steps made
+    in vain are none of them, nor is what was requested until the last refusal."""
+    steps = history.seen.steps[in_vain:]
+    tried = history.tried(in_vain)
+    since = history.refused_at[tried - 1] if tried else 0
     if len(steps) < 3 or not history.told:
         return None
     end = steps[-1]
@@ -278,7 +301,7 @@ def _growth(history: History) -> Optional[dict[str, Any]]:
     # Lines at which the first step made something that a later one freed: a queue.
     let_go: set[str] = set()
     for block in history.blocks:
-        if block.kind not in (ACTIVATIONS, OTHER) or block.mark >= end:
+        if block.kind not in (ACTIVATIONS, OTHER) or block.mark >= end or block.begin < since:
             continue
         made = bisect_right(steps, block.mark)
         if block.end_mark >= end:

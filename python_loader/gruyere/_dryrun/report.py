@@ -236,6 +236,7 @@ def _row(
                  "smallest_gpu")
             ),
             "at_size": ran.plan.memory != ROOM, "retries": 0, "tight": False, "caught": 0,
+            "filled": False,
             "after": "",
         }  # fmt: skip
     told = ran.found if fits or room is None else room.found
@@ -249,6 +250,7 @@ def _row(
     else:
         # Held memory can be released, live memory cannot.
         margin = has - told.allocated_peak
+    is_full = fits and margin < has * _TIGHT
     return {
         "allocator": called(ran.plan.allocator),
         "outcome": ran.found.outcome,
@@ -261,7 +263,9 @@ def _row(
         "peak_held": told.physical_peak,
         "at_size": told is ran.found,
         "retries": ran.found.retries,
-        "tight": bool(fits and ran.found.retries and margin < has * _TIGHT),
+        "tight": bool(is_full and ran.found.retries and not ran.found.caught),
+        # By what was tried in vain, for all that is known.
+        "filled": bool(is_full and ran.found.caught),
         # The last one may have ended it.
         "caught": max(0, ran.found.caught - (ran.found.outcome == OUT_OF_MEMORY)),
         "margin": margin if fits or margin < 0 else None,

@@ -18,13 +18,16 @@ FEW = 0.05
 
 
 def scope(
-    history: History, changes: list[tuple[int, int, Block]], partial: Sequence[int]
+    history: History,
+    changes: list[tuple[int, int, Block]],
+    partial: Sequence[int],
+    in_vain: int = 0,
 ) -> Optional[dict[str, Any]]:
     """The estimates; None if torch did not record the step of each request, or no step had a
     backward.
 
     What was requested before a request was refused in the same step does not count: the program
-    tried the step again, with less.
+    tried the step again, with less. Nor do the first `in_vain` steps, made before the last refusal.
 
     - `activations`: for each step, the most memory at any moment that its forward left for its
       backward, or that was recomputed there. It depends on batch and length only, so the first
@@ -76,13 +79,15 @@ def scope(
         fixed, growing = parts[step]
         if total + varies > fixed + 2 * growing:
             parts[step] = total - varies, varies
-    fixed, growing = max(parts, key=lambda part: part[0] + 2 * part[1])
+    if len(steps) <= in_vain:
+        return None
+    fixed, growing = max(parts[in_vain:], key=lambda part: part[0] + 2 * part[1])
     if not growing:
         return None
     return {
-        "activations": most,
-        "requested": _by_forwards(requested, len(most)),
-        "partial": list(partial),
+        "activations": most[in_vain:],
+        "requested": _by_forwards(requested, len(most))[in_vain:],
+        "partial": [step - in_vain for step in partial if step > in_vain],
         "fixed_bytes": fixed,
         "growing_bytes": growing,
     }

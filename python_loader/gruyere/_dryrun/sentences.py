@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._bench.work import listed
 from .amounts import about, size, times
 from .live import LITTLE
 from .masks import SELECTED
@@ -32,11 +33,13 @@ def verdict(report: dict[str, Any]) -> str:
             beside = f", not with {' or '.join(others)}" if others else ""
             of = f" of its own limit of {size(best['limit'])}" if best.get("limit") else ""
             spare = f"{size(best['margin'])} to spare{of} with {best['allocator']}"
-            if is_trusted:
+            if best.get("filled"):
+                said += _filled(report, gpu, is_trusted, these, fitting, beside)
+            elif is_trusted:
                 said.append(f"It fits{these} on {gpu['id']}: {spare}{beside}.")
             else:
                 said.append(f"These runs had {spare} on {gpu['id']}{beside}.")
-            if best["caught"]:
+            if best["caught"] and not best.get("filled"):
                 often = times(best["caught"])
                 said.append(f"(It ran out of memory {often} there, caught the error and went on.)")
         elif any(not row["failed"] and not row.get("short") for row in gpu["runs"]):
@@ -64,6 +67,33 @@ def verdict(report: dict[str, Any]) -> str:
         word = "within" if needs <= bound else "more than"
         said.append(f"It needs {size(needs)}, {word} the {size(bound)} of --max-gb.")
     return " ".join(said)
+
+
+def _filled(
+    report: dict[str, Any],
+    gpu: dict[str, Any],
+    is_trusted: bool,
+    these: str,
+    fitting: list[dict[str, Any]],
+    beside: str,
+) -> list[str]:
+    """That a program fits which ran out of memory on the way and filled the GPU by that, as a
+    search for the largest batch does."""
+    names = listed([row["allocator"] for row in fitting])
+    what = f"It fits{these} on" if is_trusted else "These runs completed on"
+    often = times(max(row["caught"] for row in fitting))
+    said = [
+        f"{what} {gpu['id']} with {names}{beside}. It ran out of memory {often} there, caught the "
+        "error and went on: what it tried in vain filled the GPU, so what is to spare is not known."
+    ]
+    peak, analysed = report.get("peak"), report.get("analysed") or {}
+    is_here = analysed.get("gpu") == gpu["id"] and not analysed.get("with_room")
+    if is_here and peak and peak.get("refused") and not peak["out_of_memory"]:
+        said.append(
+            f"After that it had {size(peak['bytes'])} of {size(gpu['usable'])} live at most, with "
+            "torch."
+        )
+    return said
 
 
 def _after(report: dict[str, Any]) -> list[str]:
@@ -118,7 +148,7 @@ def _fed(rest: dict[str, Any]) -> str:
 def _left(report: dict[str, Any]) -> list[str]:
     """What the evaluation of a trainer that was told to stop has left behind, if anything."""
     rest, gpu = report["rest"], report["gpus"][0]
-    if rest["left"] < LITTLE:
+    if rest["left"] < LITTLE or any(row.get("filled") for row in gpu["runs"]):
         return []
     more = max(row["margin"] for row in gpu["runs"] if row["fits"]) // rest["left"]
     if more > _MANY:
@@ -200,7 +230,7 @@ def _growth(report: dict[str, Any]) -> list[str]:
     said = f"But each step leaves {size(grown)} behind, most of it at {report['growth']['line']}"
     runs = report["gpus"][0]["runs"]
     left = max((row["margin"] for row in runs if row["fits"]), default=0)
-    if not left:
+    if not left or any(row.get("filled") for row in runs):
         return [f"{said}."]
     more = left // grown
     if more > _MANY:

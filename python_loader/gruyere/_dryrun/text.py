@@ -129,7 +129,8 @@ def _devices(report: dict[str, Any], width: int) -> str:
                 continue
             held = size(row["peak_held"]) + ("" if row["at_size"] else "*")
             needs = size(row["peak_held"] + gpu["context"]["bytes"]) + mark
-            left = "-" if row["margin"] is None else signed(row["margin"])
+            is_unknown = row["margin"] is None or row.get("filled")
+            left = "-" if is_unknown else signed(row["margin"])
             fits = ("tight" if row["tight"] else "yes") if row["fits"] else "NO"
             if row.get("short"):
                 fits = "?"
@@ -152,8 +153,16 @@ def _devices(report: dict[str, Any], width: int) -> str:
         notes.append("fits ?: the program ended before its steps were made (see above).")
     if any(row["tight"] for row in runs):
         notes.append("Tight: cached memory had to be released, and under 2% of the GPU was left.")
+    if any(row.get("filled") for row in runs):
+        notes.append(
+            "left -: what the program tried in vain filled the GPU; the row's peaks are of that, "
+            "too."
+        )
     least = report["peak"]["bytes"] if report["peak"] else None
-    if any(row["allocator"] == "torch" and row["peak_live"] != least for row in runs):
+    if any(
+        row["allocator"] == "torch" and row["peak_live"] != least and not row["caught"]
+        for row in runs
+    ):
         notes.append("torch's default also counts remainders that it does not split off.")
     return "\n".join([*_devices_table(rows, width), *(_wrapped(note, width) for note in notes)])
 
@@ -217,6 +226,8 @@ def _kinds(report: dict[str, Any], width: int) -> str:
         when = f"in step {peak['step']}, {when}"
     where = f"{when}at {peak['line']}"
     until = " until it ran out of memory" if peak["out_of_memory"] else ""
+    if peak.get("refused") and not peak["out_of_memory"]:
+        until = " after it last ran out of memory"
     lines = [_wrapped(f"Live at the peak{until}: {size(peak['bytes'])}, {where}", width)]
     for kind, number in peak["kinds"].items():
         if number:

@@ -31,6 +31,8 @@ UNUSABLE = "unusable"
 NOTHING = "nothing"
 # The sandbox denied the program something that it needs.
 REFUSED = "refused"
+# Steps before a request that was refused are not counted, of up to so many times those asked.
+_IN_VAIN = 4
 
 
 @dataclass
@@ -89,6 +91,11 @@ class Worker(Watch):
         self.sizing = Sizing()
         # The number of steps after which the run is over.
         self.last_step: Optional[int] = None
+        # Requests that were refused for want of memory until the last step ended.
+        self.refusals = 0
+        # Steps before the last of these, which are not in `found.steps`: of a batch that did not
+        # fit, perhaps.
+        self.in_vain = 0
 
     def imported(self, torch: ModuleType) -> None:
         self.found.facts = {"torch": str(torch.__version__), "cuda": torch.version.cuda}
@@ -126,7 +133,19 @@ class Worker(Watch):
         super()._note_host_time()
         if self.hooks is not None:
             self.hooks.step_is_over()
+        self._note_refusals()
         self._tell(f"step {self.found.steps + 1}")
+
+    def _note_refusals(self) -> None:
+        """Count the steps anew from the one that ends now if a request was refused in it: the
+        program went on with less, or without what it tried."""
+        if self.steps is None or self.last_step is not None:
+            return
+        refusals = self.meter.refused(self.torch)
+        made = self.in_vain + self.found.steps
+        if refusals > self.refusals and made < _IN_VAIN * self.steps:
+            self.in_vain, self.found.steps = made, 0
+        self.refusals = refusals
 
     def _enough(self) -> None:
         assert self.steps is not None
@@ -228,7 +247,9 @@ class Worker(Watch):
             found.facts["rest"] = self.rest.facts()
         if found.outcome == COMPLETED and self.steps is not None:
             made = len(self.optimizers.all)
-            found.facts["short"] = short(made, found.steps, self.steps, found.caught)
+            found.facts["short"] = short(
+                made, self.in_vain + found.steps, self.steps, found.caught
+            )
         if self.hooks is not None and found.outcome in (COMPLETED, OUT_OF_MEMORY):
             self._tell("reading the history")
             try:
@@ -248,5 +269,6 @@ class Worker(Watch):
         hooks.close()
         traces = self.torch.cuda.memory._snapshot()["device_traces"]
         return analyse(
-            traces[0] if traces else [], hooks.seen, hooks.lines, self.partial.found()
-        )
+            traces[0] if traces else [], hooks.seen, hooks.lines, self.partial.found(),
+            self.in_vain,
+        )  # fmt: skip

@@ -51,6 +51,8 @@ _OFFLINE = {
 }
 # The time limit for a test of the sandbox, and for a program to end (seconds).
 _PATIENCE = 30
+# Of a sandbox that was tried: it does not work, or the machine has no time for it.
+_NO_ANSWER = f"no answer in {_PATIENCE} s"
 
 
 @dataclass(frozen=True)
@@ -422,9 +424,19 @@ def choose(folder: Path, asked: dict[str, Any]) -> Box:
         reasons.append(f"{way}: {why_not}")
     raise GruyereError(
         "no sandbox can be set up here, so the program would overwrite its files "
-        f"({'; '.join(reasons)}). Use a kernel with Landlock (5.13 or newer) or a container that "
-        "allows user namespaces; or copy your folder and run the program there with --allow-writes"
+        f"({'; '.join(reasons)}). {_remedy_for_none(reasons)}"
     )
+
+
+def _remedy_for_none(reasons: list[str]) -> str:
+    """What to do where no sandbox works; `reasons`: why each way does not."""
+    other = (
+        "a kernel with Landlock (5.13 or newer) or a container that allows user namespaces; or "
+        "copy your folder and run the program there with --allow-writes"
+    )
+    if any(reason.endswith(_NO_ANSWER) for reason in reasons):
+        return f"The machine may be busy: try again. If it is not, use {other}"
+    return f"Use {other}"
 
 
 # The test program: reads, writes and removes files, makes a folder, and tries to connect.
@@ -463,7 +475,7 @@ def _try(box: Box) -> str:
             try:
                 code = run.process.wait(_PATIENCE)
             except subprocess.TimeoutExpired:
-                return "it hangs"
+                return _NO_ANSWER
             finally:
                 run.end()
             output.seek(0)
