@@ -244,3 +244,28 @@ def test_checks_on_the_host_in_compiled_and_in_scripted_programs_are_as_before(p
         None, code="import program", PYTHONPATH=f"{phantom.folder}:{ROOT / 'python_loader'}"
     )
     assert ran.code == 0, ran.out + ran.err
+
+
+# More than the GPU has: a driver keeps of it there what there is room for.
+MANAGED = """
+import ctypes
+import torch
+
+start = ctypes.c_void_p()
+assert not ctypes.CDLL(None).cudaMallocManaged(ctypes.byref(start), ctypes.c_size_t(3 << 30), 1)
+model = torch.nn.Linear(512, 512).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(8, 512, device="cuda")).sum().backward()
+    optimizer.step()
+assert not ctypes.CDLL(None).cudaFree(start)
+"""
+
+
+def test_managed_memory_counts_as_the_hosts(tmp_path):
+    (tmp_path / "train.py").write_text(MANAGED)
+    ran = dryrun(tmp_path, "--gb", 2, "--alloc", "torch", "--json=all.json", "train.py")
+    found = json.loads((tmp_path / "all.json").read_text())
+    assert ran.returncode == 0 and found["trust"]["managed"] == 3 << 30
+    assert found["gpus"][0]["runs"][0]["peak_held"] < 1 << 30
+    assert "Managed memory, 3.00 GiB at most" in ran.stdout

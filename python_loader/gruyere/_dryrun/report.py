@@ -443,6 +443,7 @@ def _trust(
         "answered": longest.found.facts.get("answered", {}),
         "reads": (longest.found.analysis or {}).get("reads", []),
         "host_reads": longest.host_reads,
+        "managed": longest.managed,
     }
 
 

@@ -72,6 +72,8 @@ class Ran:
     each, from the stand-in's books."""
     others: int = 0
     """The number of other processes that used the device."""
+    managed: int = 0
+    """The most managed memory at a time, from the stand-in's books; it is the host's there."""
 
     @property
     def completed(self) -> bool:
@@ -250,7 +252,7 @@ class Runner:
         by_books = _read(run.own / f"books.{found.pid}")
         return Ran(
             plan, found, said, by_books.get("host_reads"), by_books.get("unknown_workspaces"),
-            others,
+            others, by_books.get("managed_peak", 0),
         )  # fmt: skip
 
     def _await(self, run: Run, readable: int, progress: Callable[[str], None]) -> Union[int, Found]:

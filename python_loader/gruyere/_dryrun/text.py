@@ -374,6 +374,13 @@ def _trust(report: dict[str, Any], width: int) -> str:
             lines.append(f"    and of {len(trust['reads']) - len(rows)} more (--json)")
     else:
         lines.append("  No line of the program was seen reading values from the device.")
+    if trust.get("managed"):
+        said = (
+            f"Managed memory, {size(trust['managed'])} at most (a paged optimiser's, say), counts "
+            "as the host's: a driver keeps of it on the GPU what other memory leaves room for. "
+            "What the host reads there without a copy is not seen."
+        )
+        lines.append(_wrapped(f"  {said}", width, "  "))
     if trust["host_reads"]:
         told = trust["host_reads"]
         lines.append(

@@ -43,6 +43,8 @@ struct Report {
     vmm_reservations: usize,
     /// Page-locked host memory, bytes.
     host_bytes: usize,
+    /// The most managed memory at a time, bytes. It is the host's here.
+    managed_peak: usize,
     /// Copies from the devices to the host.
     host_reads: HostReads,
     /// Calls that would have taken an unknown amount of memory, with their counts.
@@ -93,6 +95,7 @@ fn report() -> Option<Report> {
         vmm_handles,
         vmm_reservations,
         host_bytes: phantom.host.bytes(),
+        managed_peak: phantom.host.managed_peak(),
         host_reads: HostReads { count, bytes },
         unknown_workspaces: workspaces::all(),
         calls: call_counts().into_iter().collect(),

@@ -2,7 +2,7 @@
 
 use crate::abi::{Answer, code};
 use crate::contents::Contents;
-use crate::host_memory::HostMemory;
+use crate::host_memory::{HostMemory, Kind};
 use crate::looks::Looks;
 use crate::numbers::*;
 use crate::sharing::{HandleTypes, Rdma};
@@ -427,6 +427,10 @@ impl Phantom {
     pub fn free(&self, address: u64) -> Answer {
         if address == 0 {
             return Ok(());
+        }
+        if self.host.kind(address as usize) == Some(Kind::Managed) {
+            (0..self.device_count()).try_for_each(|device| self.device_synchronize(device))?;
+            return self.host.free_managed(address as usize);
         }
         let device = self.device_of_address(address).unwrap_or(0);
         match self.sim.backing(address, 1).first().map(|piece| piece.source) {

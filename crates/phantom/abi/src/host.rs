@@ -1,9 +1,10 @@
-//! Page-locked host memory, and attributes of pointers.
+//! Page-locked and managed memory, and attributes of pointers.
 
-use crate::abi::{In, Out, SomeResult, code};
+use crate::abi::{Answer, In, Out, SomeResult, code};
 use crate::call_log::large;
 use crate::entry::{driver, runtime};
 use crate::gpu::gpu;
+use crate::host_memory::Kind;
 use crate::numbers::*;
 use gruyere_phantom::Source;
 use std::ptr;
@@ -24,13 +25,18 @@ pub struct PointerAttributes {
 const HOST: u32 = 1;
 /// `CU_MEMORYTYPE_DEVICE` and `cudaMemoryTypeDevice`.
 const DEVICE: u32 = 2;
+/// `cudaMemoryTypeManaged`. To the driver it is device memory.
+const MANAGED: u32 = 3;
 
 fn attributes(address: usize) -> PointerAttributes {
     let (kind, device, device_pointer, host_pointer) = match gpu().device_of_address(address as u64)
     {
         Some(device) => (DEVICE, device as i32, address, 0),
-        None if gpu().host.contains(address) => (HOST, 0, address, address),
-        None => (0, -2, 0, address),
+        None => match gpu().host.kind(address) {
+            Some(Kind::Managed) => (MANAGED, 0, address, address),
+            Some(Kind::Pinned | Kind::Registered) => (HOST, 0, address, address),
+            None => (0, -2, 0, address),
+        },
     };
     PointerAttributes { kind, device, device_pointer, host_pointer, reserved: [0; 8] }
 }
@@ -42,6 +48,19 @@ runtime! {
 
     fn cudaMallocHost(out: Out<usize>, bytes: usize) {
         out.put(gpu().host.allocate(bytes)?)
+    }
+
+    fn cudaMallocManaged(out: Out<usize>, bytes: usize, _flags: u32) {
+        out.put(gpu().host.allocate_managed(bytes)?)
+    }
+
+    /// A hint. CUDA 12 and 13 differ in what follows the range.
+    fn cudaMemPrefetchAsync(start: usize, _bytes: usize) {
+        hinted(start)
+    }
+
+    fn cudaMemAdvise(start: usize, _bytes: usize) {
+        hinted(start)
     }
 
     fn cudaFreeHost(start: usize) {
@@ -75,7 +94,21 @@ runtime! {
     }
 }
 
+/// A hint to a driver that moves managed memory.
+fn hinted(start: usize) -> Answer {
+    (gpu().host.kind(start) == Some(Kind::Managed)).then_some(()).ok_or(code::INVALID_VALUE)
+}
+
 driver! {
+    fn cuMemAllocManaged(out: Out<usize>, bytes: usize, _flags: u32) {
+        out.put(gpu().host.allocate_managed(bytes)?)
+    }
+
+    fn cuMemPrefetchAsync(start: usize, _bytes: usize) { hinted(start) }
+    fn cuMemPrefetchAsync_v2(start: usize, _bytes: usize) { hinted(start) }
+    fn cuMemAdvise(start: usize, _bytes: usize) { hinted(start) }
+    fn cuMemAdvise_v2(start: usize, _bytes: usize) { hinted(start) }
+
     fn cuMemAllocHost_v2(out: Out<usize>, bytes: usize) {
         out.put(gpu().host.allocate(bytes)?)
     }
@@ -134,7 +167,9 @@ fn pointer_attribute(out: Out<SomeResult>, attribute: i32, address: usize) -> Re
     let put = |value: u64| out.cast::<u64>().put(value);
     match attribute {
         CU_POINTER_ATTRIBUTE_CONTEXT => put(crate::context::primary(facts.device as u32) as u64),
-        CU_POINTER_ATTRIBUTE_MEMORY_TYPE => put_int(facts.kind),
+        CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
+            put_int(if facts.kind == MANAGED { DEVICE } else { facts.kind })
+        }
         CU_POINTER_ATTRIBUTE_DEVICE_POINTER => put(facts.device_pointer as u64),
         CU_POINTER_ATTRIBUTE_HOST_POINTER => put(facts.host_pointer as u64),
         CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => Ok(()), // can only be set
@@ -142,7 +177,7 @@ fn pointer_attribute(out: Out<SomeResult>, attribute: i32, address: usize) -> Re
             put(gpu().allocation_of(address as u64).map_or(0, |(start, _)| start))
         }
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => put_int(facts.device as u32),
-        CU_POINTER_ATTRIBUTE_IS_MANAGED => put_int(0),
+        CU_POINTER_ATTRIBUTE_IS_MANAGED => put_int(u32::from(facts.kind == MANAGED)),
         // Memory that cudaIpcGetMemHandle accepts.
         CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => {
             put_int(u32::from(source(address) == Some(Source::Plain)))

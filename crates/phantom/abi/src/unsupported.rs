@@ -223,14 +223,14 @@ unsupported! { 801 =>
     cuLogicalEndpointGetLimits cuLogicalEndpointIdRelease cuLogicalEndpointIdReserve
     cuLogicalEndpointImport cuLogicalEndpointQuery cuLogicalEndpointUnbind cuLogsCurrent
     cuLogsDumpToFile
-    cuLogsDumpToMemory cuMemAdvise cuMemAdvise_v2
-    cuMemAllocManaged cuMemBatchDecompressAsync cuMemDiscardAndPrefetchBatchAsync
+    cuLogsDumpToMemory
+    cuMemBatchDecompressAsync cuMemDiscardAndPrefetchBatchAsync
     cuMemDiscardBatchAsync
     cuMemGetAllocationPropertiesFromHandle cuMemRetainAllocationHandle cuMemGetDefaultMemPool
     cuMemGetHandleForAddressRange cuMemGetLocationInfo cuMemGetMemPool
     cuMemMapArrayAsync cuMemPoolExportPointer
     cuMemPoolExportToShareableHandle cuMemPoolGetAccess cuMemPoolImportFromShareableHandle
-    cuMemPoolImportPointer cuMemPrefetchAsync cuMemPrefetchAsync_v2 cuMemPrefetchBatchAsync
+    cuMemPoolImportPointer cuMemPrefetchBatchAsync
     cuMemRangeGetAttribute cuMemRangeGetAttributes cuMemSetMemPool
     cuMemcpy2DAsync_v2 cuMemcpy2DUnaligned_v2 cuMemcpy2D_v2 cuMemcpy3DAsync_v2 cuMemcpy3DBatchAsync
     cuMemcpy3DBatchAsync_v2 cuMemcpy3DPeer cuMemcpy3DPeerAsync cuMemcpy3DWithAttributesAsync
@@ -284,13 +284,11 @@ unsupported! { 6 =>
     __nvJitLinkGetLinkedCubinSize_12_4 __nvJitLinkGetLinkedCubin_12_4
 }
 
-// Runtime calls that torch or a plain program links and that are not simulated. Managed memory
-// is refused on purpose.
+// Runtime calls that torch or a plain program links and that are not simulated.
 unsupported! { 801 =>
     cudaDeviceGetGraphMemAttribute cudaDeviceSetGraphMemAttribute cudaGraphAddNode
     cudaGraphConditionalHandleCreate cudaGraphRetainUserObject cudaKernelSetAttributeForDevice
     cudaLibraryGetGlobal cudaLibraryGetKernel cudaLibraryGetKernelCount cudaLibraryGetManaged
     cudaLibraryGetUnifiedFunction cudaLibraryLoadData cudaLibraryLoadFromFile cudaLibraryUnload
-    cudaMallocManaged cudaMemPrefetchAsync cudaStreamUpdateCaptureDependencies cudaUserObjectCreate
-    cudaUserObjectRelease
+    cudaStreamUpdateCaptureDependencies cudaUserObjectCreate cudaUserObjectRelease
 }

@@ -159,19 +159,24 @@ impl Phantom {
         if self.contents.is_some() && !self.accessible(device, address, bytes) {
             return Err(code::INVALID_VALUE);
         }
-        self.sim.memset(device, address, bytes as u64, stream).map_err(failed)?;
+        let is_managed = self.host.is_managed(address as usize, bytes);
+        if is_managed {
+            self.sim.launch_copy(device, stream, &[]).map_err(failed)?;
+        } else {
+            self.sim.memset(device, address, bytes as u64, stream).map_err(failed)?;
+        }
         if self.captures(device, stream)? {
             return Ok(());
         }
         let done = bytes <= self.copy_limit;
-        match &self.values {
+        match self.values.as_ref().filter(|_| !is_managed) {
             Some(values) if done => values.filled(address, bytes as u64),
             Some(values) => values.lost(address, bytes as u64),
             None => {}
         }
         if done {
             // SAFETY: the simulator has checked that the range is backed, so it lies in our window,
-            // which is writable.
+            // which is writable; or it lies in managed memory, which we have mapped.
             let memory = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) };
             match *pattern {
                 [value] => memory.fill(value),

@@ -301,11 +301,39 @@ static void old_driver(void) {
 }
 
 static void managed(void) {
-    void *pointer;
+    unsigned char *pointer, *plain;
     CUdeviceptr address;
-    CHECK(cudaMallocManaged(&pointer, MIB, 1) != cudaSuccess);
-    OK(cudaMalloc(&pointer, MIB)); /* the driver's side needs cuInit */
-    CHECK(cuMemAllocManaged(&address, MIB, 1) != cudaSuccess);
+    struct cudaPointerAttributes facts;
+    size_t free_before, free_now, total;
+    int is_managed;
+    OK(cudaMalloc((void **)&plain, MIB));
+    OK(cudaMemGetInfo(&free_before, &total));
+    /* More than the device has: it is the host's. */
+    OK(cudaMallocManaged((void **)&pointer, total + MIB, 1));
+    CHECK(cudaMallocManaged((void **)&address, 0, 1) == cudaErrorInvalidValue);
+    OK(cudaMemGetInfo(&free_now, &total));
+    CHECK(free_now == free_before && phantom_plain(0) == 2 * MIB);
+    OK(cudaPointerGetAttributes(&facts, pointer + total));
+    CHECK(facts.type == cudaMemoryTypeManaged && facts.device == 0);
+    CHECK(facts.devicePointer == facts.hostPointer);
+    OK(cudaMemPrefetchAsync(pointer, MIB, (struct cudaMemLocation){1, 0}, 0, 0));
+    CHECK(cudaMemPrefetchAsync(plain, MIB, (struct cudaMemLocation){1, 0}, 0, 0) != cudaSuccess);
+    /* The host and copies reach it. */
+    pointer[MIB - 1] = 7;
+    OK(cudaMemcpy(pointer, pointer + MIB - 1, 1, cudaMemcpyDefault));
+    CHECK(pointer[0] == 7);
+    OK(cudaMemset(pointer, 9, 2));
+    CHECK(pointer[1] == 9);
+    CHECK(cudaFreeHost(pointer) != cudaSuccess);
+    OK(cudaFree(pointer));
+    CHECK(cudaFree(pointer) != cudaSuccess);
+    OK(cuMemAllocManaged(&address, MIB, 1));
+    OK(cuPointerGetAttribute(&is_managed, 8, address));
+    CHECK(is_managed == 1);
+    OK(cuPointerGetAttribute(&is_managed, 8, (CUdeviceptr)plain));
+    CHECK(is_managed == 0);
+    OK(cuMemFree_v2(address));
+    OK(cudaFree(plain));
 }
 
 /* The devices look as the environment says (an RTX 4090 here). */

@@ -110,7 +110,7 @@ fn an_older_driver_has_no_such_event() {
 }
 
 #[test]
-fn managed_memory_is_refused() {
+fn managed_memory_is_the_hosts() {
     run("managed", &[]);
 }
 
