@@ -2,6 +2,7 @@
 
 import sys
 import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +21,7 @@ from gruyere._dryrun.runs import Plan, Ran
 from gruyere._dryrun.settings import Settings
 from gruyere._dryrun.sizing import _HANDLES, Sizing, limit, sizes_itself
 from gruyere._dryrun.sweep import Sweep
+from gruyere._dryrun.trials import trials
 from gruyere._dryrun.trust import parted
 from gruyere._dryrun.worker import UNUSABLE, Found, Worker
 from gruyere._errors import GruyereError
@@ -497,7 +499,7 @@ def test_a_program_that_names_out_of_memory_errors_may_handle_them_elsewhere(
     monkeypatch.setattr(sys, "modules", {"train": module})
     sizing = Sizing()
     sizing.lines = Lines(str(tmp_path))
-    assert sizing._handles() == ("train.py:2" if is_told else None)
+    assert sizing._first(_HANDLES) == ("train.py:2" if is_told else None)
 
 
 POOL, MAIN = "/usr/lib/python3/threading.py:_bootstrap", "train.py:<module>"
@@ -538,11 +540,50 @@ def test_a_number_more_or_less_is_no_other_path_where_the_peaks_are_equal():
 
 
 @pytest.mark.parametrize(
-    "line, is_told",
-    [("auto_find_batch_size=True,", True), ("auto_find_batch_size = False", False)],
+    "line, trainers, told",
+    [
+        ("auto_find_batch_size=True,", [], "train.py:2"),
+        ("auto_find_batch_size = False", [], None),
+        ("auto_find_batch_size=args.auto", [], None),
+        ("auto_find_batch_size=args.auto", [False], None),
+        ("arguments = parsed()", [False, True], "test_dryrun_parts.py"),
+        ("auto_find_batch_size=True,", [False], None),
+        ("from accelerate.utils import find_executable_batch_size", [], None),
+        ("@find_executable_batch_size(starting_batch_size=64)", [], "train.py:2"),
+    ],
 )
-def test_a_trainer_that_does_not_look_for_its_batch_handles_nothing(line, is_told):
-    assert bool(_HANDLES.search(line)) == is_told
+def test_that_a_trainer_tries_smaller_batches_is_told_only_if_it_does(
+    tmp_path, monkeypatch, line, trainers, told
+):
+    (tmp_path / "train.py").write_text(f"import torch\n{line}\n")
+    module = SimpleNamespace(__file__=str(tmp_path / "train.py"))
+    sizing = Sizing()
+    sizing.lines = Lines(str(tmp_path))
+    for does in trainers:
+        arguments = SimpleNamespace(auto_find_batch_size=does)
+        sizing.trains(SimpleNamespace(args=arguments), sys._getframe())
+    monkeypatch.setattr(sys, "modules", {"train": module})
+    found = sizing._reduces()
+    assert found == told or (found and told in found)
+    # It begins with the largest: its later steps need no more.
+    assert sizing._first(_HANDLES) is None
+
+
+def test_the_steps_of_a_search_are_said_to_be_those_of_its_first_trials(tmp_path):
+    lines = Lines(str(Path(__file__).parent))
+    search = {"__name__": "optuna.study._optimize"}
+    exec("def run(objective):\n    return objective()\n", search)
+    found = search["run"](lambda: trials(sys._getframe(), lines))
+    assert found["library"] == "optuna" and found["line"].startswith("test_dryrun_parts.py:")
+    assert trials(sys._getframe(), lines) is None
+    run = {"allocator": "torch", "fits": True, "failed": False, "margin": GIB, "caught": 0}
+    said = sentences.verdict({
+        "trust": {"reasons": []}, "growth": None, "rest": None, "trials": found,
+        "verdict": {"max_bytes": None, "needs": None, "fits": True},
+        "gpus": [{"id": "t4-16", "runs": [run], "kernels": True}],
+        "program": {"steps": 3, "steps_asked": 3}, "sizing": None,
+    })  # fmt: skip
+    assert f"the search that begins at {found['line']} (optuna): any later ones" in said
 
 
 def test_what_torch_compile_generates_is_no_line_of_the_program(tmp_path, monkeypatch):

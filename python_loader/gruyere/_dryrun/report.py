@@ -40,7 +40,7 @@ _LIBRARIES = {
 _TIGHT = 0.02
 # Facts of a run that do not describe the machine.
 _TOLD = (
-    "answered", "left_out", "sizing", "never_stepped", "short", "has_rest", "rest",
+    "answered", "left_out", "sizing", "never_stepped", "short", "has_rest", "rest", "trials",
 )  # fmt: skip
 # The phase of a peak that is none of the steps'.
 AFTER = "after the steps"
@@ -139,6 +139,7 @@ def made(
         "gpus": gpus,
         "others": [_other(gpu, gpus[0], sizing is not None) for gpu in asked["others"]],
         "sizing": sizing,
+        "trials": first.found.facts.get("trials"),
         "analysed": {
             "gpu": first.plan.gpu["id"], "with_room": first.plan.memory == ROOM,
             "outcome": first.found.outcome,

@@ -6,6 +6,7 @@ from typing import Any
 
 from .._bench.work import listed
 from .amounts import about, size, times
+from .lines import NOWHERE
 from .live import LITTLE
 from .masks import SELECTED
 from .report import AFTER
@@ -56,7 +57,7 @@ def verdict(report: dict[str, Any]) -> str:
     if is_trusted and SELECTED in report["trust"].get("answered", {}):
         said.append("Masks select every element in these runs: with fewer it needs less.")
     if is_trusted and report["verdict"]["fits"]:
-        said += _after(report) + _handling(report)
+        said += _after(report) + _handling(report) + _trials(report)
     if differ:
         said.append(_differing(report, *differ))
     if report["growth"]:
@@ -133,6 +134,18 @@ def _handling(report: dict[str, Any]) -> list[str]:
     return [
         f"But it handles out-of-memory errors at {at}, and met none: if it looks there for the "
         "largest batch that fits, its later steps need more."
+    ]
+
+
+def _trials(report: dict[str, Any]) -> list[str]:
+    """That the steps are of the first trials of a search for hyperparameters."""
+    trials = report.get("trials")
+    if not trials:
+        return []
+    at = "" if trials["line"] == NOWHERE else f" that begins at {trials['line']}"
+    return [
+        f"But the steps are of the first trials of the search{at} ({trials['library']}): any "
+        "later ones, which may be larger, were not run."
     ]
 
 
@@ -304,6 +317,8 @@ def sizes_itself(sizing: dict[str, Any]) -> str:
         how.append(f"limits itself to {sizing['fraction']:g} of the memory at {sizing['limited']}")
     if sizing["caught"]:
         how.append("caught an out-of-memory error and went on")
+    elif sizing.get("reduces") is not None:
+        how.append(f"tries smaller batches if one does not fit, at {sizing['reduces']}")
     elif sizing.get("handles") is not None:
         how.append(f"handles out-of-memory errors at {sizing['handles']}")
     return (

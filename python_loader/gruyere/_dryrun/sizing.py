@@ -14,10 +14,11 @@ from typing import Any, Callable, Optional
 from .lines import NOWHERE, Lines
 
 # In the program's source.
-_HANDLES = re.compile(
-    r"OutOfMemoryError|[\"'][^\"']*out of memory|find_executable_batch_size"
-    r"|auto_find_batch_size(?!\s*=\s*False)"
-)
+_HANDLES = re.compile(r"OutOfMemoryError|[\"'][^\"']*out of memory")
+# accelerate's search, which begins with the largest batch, and the setting by which transformers'
+# trainer uses it, as far as the source alone tells.
+_REDUCES = re.compile(r"^(?!\s*(?:from|import)\b).*find_executable_batch_size")
+_IS_SET = re.compile(r"auto_find_batch_size[\"']?\s*[=:]\s*True")
 _SETTING = "PYTORCH_CUDA_ALLOC_CONF"
 
 
@@ -30,6 +31,19 @@ class Sizing:
         self.fraction: Optional[float] = None
         self.limited: Optional[str] = None
         """The line that set the fraction."""
+        self.reduces: Optional[str] = None
+        """The first line at which a trainer began that tries smaller batches if one does not
+        fit."""
+        self.has_trainer = False
+        """Whether a trainer has told whether it does."""
+
+    def trains(self, trainer: Any, frame: Any) -> None:
+        """A trainer of transformers begins, called by this frame."""
+        does = getattr(getattr(trainer, "args", None), "auto_find_batch_size", None)
+        if isinstance(does, bool) and os.getpid() == self.pid:
+            self.has_trainer = True
+            if does and self.reduces is None:
+                self.reduces = self._line(frame)
 
     def watch(self, torch: ModuleType, lines: Lines) -> None:
         """Install the hooks. Call once torch is imported."""
@@ -100,12 +114,17 @@ class Sizing:
                 self.fraction, self.limited = fraction, _SETTING
         return {
             "asked": self.asked, "fraction": self.fraction, "limited": self.limited,
-            "handles": self._handles(),
+            "handles": self._first(_HANDLES), "reduces": self._reduces(),
         }  # fmt: skip
 
-    def _handles(self) -> Optional[str]:
-        """The first line of the program that names out-of-memory errors: where they occur, on a
-        smaller device, it may go on with less."""
+    def _reduces(self) -> Optional[str]:
+        """A line at which the program tries smaller batches if one does not fit."""
+        found = self.reduces or self._first(_REDUCES)
+        return found if found is not None or self.has_trainer else self._first(_IS_SET)
+
+    def _first(self, pattern: re.Pattern[str]) -> Optional[str]:
+        """The first line of the program's source with this. One that names out-of-memory errors,
+        say: where they occur, on a smaller device, it may go on with less."""
         for module in list(sys.modules.values()):
             file = getattr(module, "__file__", None)
             name = self.lines.name(file) if self.lines and isinstance(file, str) else None
@@ -114,7 +133,7 @@ class Sizing:
             try:
                 with open(file, encoding="utf-8", errors="replace") as source:
                     for number, line in enumerate(source, 1):
-                        if _HANDLES.search(line.partition("#")[0]):
+                        if pattern.search(line.partition("#")[0]):
                             return f"{name}:{number}"
             except OSError:
                 continue
@@ -139,7 +158,8 @@ def limit(facts: Optional[dict[str, Any]], memory: int, usable: int) -> Optional
 def sizes_itself(facts: Optional[dict[str, Any]], caught: int) -> Optional[dict[str, Any]]:
     """How the program sizes itself, for the report; None if it was not seen to."""
     told = facts or {}
-    found = {name: told.get(name) for name in ("asked", "fraction", "limited", "handles")}
+    names = ("asked", "fraction", "limited", "handles", "reduces")
+    found = {name: told.get(name) for name in names}
     if not caught and not any(value is not None for value in found.values()):
         return None
     return {**found, "caught": caught}

@@ -9,7 +9,8 @@ one is run, and each later one may leave as much.
 from __future__ import annotations
 
 import functools
-from types import ModuleType
+import sys
+from types import FrameType, ModuleType
 from typing import Any, Callable, Optional
 
 from .._bench.script import Enough
@@ -27,6 +28,8 @@ class Stops:
         self.enough = False
         # The number of running trainings that can be requested to stop.
         self.trainings = 0
+        # Called with a trainer and the frame that has it train.
+        self.begun: Callable[[Any, FrameType], None] = lambda *_: None
 
     def watch(self) -> None:
         """Install the hooks. Call before the trainers' modules are imported."""
@@ -100,6 +103,8 @@ class Stops:
         @functools.wraps(train)
         def training(*arguments: Any, **options: Any) -> Any:
             self.trainings += 1
+            if arguments:
+                self.begun(arguments[0], sys._getframe(1))
             try:
                 result = train(*arguments, **options)
             finally:

@@ -24,6 +24,7 @@ from .rest import Rest
 from .settings import Settings
 from .sizing import Sizing
 from .stops import Stops
+from .trials import trials
 
 # The run is not possible with this torch or environment.
 UNUSABLE = "unusable"
@@ -89,6 +90,8 @@ class Worker(Watch):
         self.optimizers = Optimizers()
         self.partial = Partial()
         self.sizing = Sizing()
+        self.stops.begun = self.sizing.trains
+        self.lines: Optional[Lines] = None
         # The number of steps after which the run is over.
         self.last_step: Optional[int] = None
         # Requests that were refused for want of memory until the last step ended.
@@ -104,7 +107,7 @@ class Worker(Watch):
         if standing.away() is not None:
             # `result` gives the reason.
             raise Enough(0)
-        lines = Lines(os.getcwd(), self.module)
+        lines = self.lines = Lines(os.getcwd(), self.module)
         if self.analysed:
             self.hooks = Hooks(torch, lines)
             self.hooks.install()
@@ -153,6 +156,8 @@ class Worker(Watch):
             if self.optimizers.goes_on(self.found.steps, self.steps):
                 return
             self.last_step = self.found.steps
+            if self.lines is not None:
+                self.found.facts["trials"] = trials(sys._getframe(), self.lines)
         self.stops.reached(self.found.steps, self.last_step)
         self._tell("after its steps")
 
