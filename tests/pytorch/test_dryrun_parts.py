@@ -147,6 +147,29 @@ def test_how_a_program_ended_is_told_by_what_ended_it(first, then, outcome):
     assert worker.found.outcome == outcome
 
 
+@pytest.mark.parametrize(
+    "refusals, in_vain, counted",
+    [
+        ([0, 0, 0], 0, 3),
+        # The step in which it was refused counts: the program made it with less.
+        ([0, 1, 1, 1], 1, 3),
+        ([2, 2, 3, 3, 3], 2, 3),
+        # After four times as many steps as asked, those of a program that is refused in each count.
+        (list(range(1, 15)), 11, 3),
+    ],
+)
+def test_steps_are_counted_from_the_last_refusal_on(refusals, in_vain, counted):
+    worker = object.__new__(Worker)
+    worker.torch, worker.found = None, Found(COMPLETED)
+    worker.steps, worker.last_step, worker.refusals, worker.in_vain = 3, None, 0, 0
+    for number in refusals:
+        assert worker.found.steps < 3, "the run is over"
+        worker.meter = SimpleNamespace(refused=lambda _, number=number: number)
+        worker._note_refusals()
+        worker.found.steps += 1
+    assert (worker.in_vain, worker.found.steps) == (in_vain, counted)
+
+
 def test_an_environment_without_torch_is_told_of_and_is_no_fault_of_the_programs():
     def stopped_by(missing):
         worker = object.__new__(Worker)
