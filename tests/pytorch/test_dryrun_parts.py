@@ -493,6 +493,14 @@ def test_a_gpu_that_a_search_for_the_largest_batch_filled_is_not_called_tight(ca
     assert ("1 MiB to spare" in said) == ("is full after 1 more step" in said) == (not filled)
 
 
+def test_the_live_peak_is_of_what_came_after_the_last_refusal():
+    peak = {"bytes": 300 * MIB, "refused": 2, "out_of_memory": False}
+    ran = completed("default", 900 * MIB, {"peak": peak}, **figures(900, 9000))
+    assert ran.live_peak == 300 * MIB
+    peak["refused"] = 0
+    assert ran.live_peak == 900 * MIB
+
+
 def test_requests_that_differ_with_the_same_values_are_laid_to_the_hosts_random_numbers():
     def analysed(size):
         made = {"sequence": sequence((size, "a")), "requested_peak": 500 * MIB,

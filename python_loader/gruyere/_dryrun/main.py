@@ -260,7 +260,7 @@ class DryRun:
         whole = self.run(replace(first.plan, rest=True), is_soft=True)
         is_out = whole.found.outcome == OUT_OF_MEMORY and whole.loop is None
         is_more = (
-            whole.found.allocated_peak > first.found.allocated_peak
+            whole.live_peak > first.live_peak
             or whole.found.caught > first.found.caught
         )
         rest = Rest(whole, is_out or (whole.completed and is_more))

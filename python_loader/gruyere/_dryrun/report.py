@@ -85,7 +85,7 @@ def made(
     shown = analysis
     if rest.whole is not None and rest.needs_more and rest.whole.found.analysis:
         shown = rest.whole.found.analysis
-        if rest.whole.found.allocated_peak > first.found.allocated_peak or not rest.whole.completed:
+        if rest.whole.live_peak > first.live_peak or not rest.whole.completed:
             shown["peak"] = {**shown["peak"], "step": 0, "phase": AFTER}
     if shown.get("peak"):
         of = first if shown is analysis else rest.whole

@@ -80,6 +80,13 @@ class Ran:
         return self.found.outcome == COMPLETED
 
     @property
+    def live_peak(self) -> int:
+        """The peak of live memory: where requests were refused before the steps that count, and the
+        run was analysed, of what came after them."""
+        peak = (self.found.analysis or {}).get("peak") or {}
+        return int(peak["bytes"]) if peak.get("refused") else self.found.allocated_peak
+
+    @property
     def short(self) -> str:
         """Why the run counts for nothing although it completed; "" if it counts."""
         return str(self.found.facts.get("short", "")) if self.completed else ""
