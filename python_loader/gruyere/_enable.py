@@ -12,6 +12,7 @@ from typing import Any, Optional
 from . import _children, _signals, _stand_in, _steps
 from ._errors import GruyereError, NoCuda, NoGpu, warn_once, warning_afterwards
 from ._native import conf, library, shim
+from ._ranks import is_first_of_node
 from ._torch import (
     alloc_conf,
     backward_end,
@@ -233,7 +234,7 @@ def _swap(torch: Any, settings: dict[str, object], automatic: bool) -> Enabled:
 
 def _say(line: str) -> None:
     """Warn once per node: every rank would print the same line."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    if is_first_of_node():
         warn_once(line)
 
 

@@ -25,6 +25,7 @@ from ._errors import GruyereError, say
 from ._files import replacing
 from ._imports import when_imported
 from ._native import conf
+from ._ranks import place
 from ._steps import _Leader
 from ._trial_records import Records
 
@@ -67,8 +68,8 @@ def begin(asked: Optional[int], what: str, is_stdin: bool) -> None:
 def _check_no_rank(what: str) -> None:
     """Raises GruyereError in a rank that a launcher has started: each would have a sandbox and a
     network of its own, and wait for the others for ever."""
-    ranks = os.environ.get("WORLD_SIZE", "")
-    if "RANK" in os.environ and ranks.isdigit() and int(ranks) > 1:
+    rank, _, ranks = place()
+    if rank is not None and ranks is not None and ranks > 1:
         raise GruyereError(
             f"--stand-in: this is one of {ranks} ranks, and each would be alone in a sandbox of "
             "its own; start the launcher in one, with a device for each rank, and let them use "

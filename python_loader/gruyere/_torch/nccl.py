@@ -12,6 +12,7 @@ from typing import Any
 
 from .._errors import warn_once
 from .._native import conf
+from .._ranks import is_first_of_node, place
 
 VARIABLE = "NCCL_GRAPH_REGISTER"
 # The first compute capability (major) that reportedly does not have the bug.
@@ -34,7 +35,7 @@ def _switch_off(torch: Any) -> None:
     ):
         return
     os.environ[VARIABLE] = "0"
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1 and os.environ.get("LOCAL_RANK", "0") == "0":
+    if (place().world_size or 1) > 1 and is_first_of_node():
         warn_once(
             f"Gruyère has set {VARIABLE}=0: since its pages move, captured collectives could use "
             f"stale registrations on devices below compute capability {_SOUND_FROM}. To choose "

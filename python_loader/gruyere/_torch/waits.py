@@ -29,17 +29,8 @@ from typing import Any, Callable, Optional
 
 from .._imports import when_imported
 from .._native import library
+from .._ranks import SIZES
 
-# The variables in which launchers pass the number of processes: torchrun and the like, Open MPI,
-# MPICH and Intel MPI, MVAPICH, PMIx, Slurm.
-_LAUNCHERS = (
-    "WORLD_SIZE",
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "MV2_COMM_WORLD_SIZE",
-    "PMIX_SIZE",
-    "SLURM_NTASKS",
-)
 # Modules with host functions, waits on values, or communication that torch does not know of.
 _MODULES = (
     "cuda.core",
@@ -95,7 +86,7 @@ def install(torch: Any) -> None:
         if _installed:
             return
         _installed = True
-    for variable in _LAUNCHERS:
+    for variable in SIZES:
         if os.environ.get(variable, "1").strip() not in ("", "0", "1"):
             forbid(f"{variable}={os.environ[variable]}")
             return

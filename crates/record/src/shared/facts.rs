@@ -1,6 +1,7 @@
 //! Facts of the process that writes a record. Written before the record is published; only a rank
-//! that the environment does not give may follow.
+//! that torch's variables do not give may follow.
 
+use super::launcher::Place;
 use crate::layout::Shared;
 use crate::plain;
 use crate::sync::{AtomicU64, Ordering};
@@ -42,7 +43,7 @@ pub struct ProcessFacts {
     /// Pid in its own namespace, start time (clock ticks since boot), inode of the pid namespace,
     /// creation (ns since 1970).
     numbers: [AtomicU64; 4],
-    /// RANK, LOCAL_RANK, WORLD_SIZE plus one each, or what [`tell_rank`] was told; 0 where unknown.
+    /// [`Process::rank`], `local_rank`, `world_size` plus one each; 0 where unknown.
     ranks: [AtomicU64; 3],
     /// 1: the processor guarantees that its counter never stops or changes speed.
     steady_counter: AtomicU64,
@@ -62,7 +63,9 @@ pub struct ProcessFacts {
     run: AtomicU64,
     /// [`Uses`], as bits; 0 where unknown.
     uses: AtomicU64,
-    _room: [AtomicU64; 54],
+    /// 1: the ranks are those of a launcher other than torch's.
+    launcher: AtomicU64,
+    _room: [AtomicU64; 53],
 }
 
 #[cfg(not(loom))]
@@ -110,12 +113,15 @@ pub struct Process {
     pub pid_namespace: u64,
     /// When the record was made, in nanoseconds since 1970.
     pub created: u64,
-    /// RANK, else that of the process group ([`tell_rank`]).
+    /// RANK, else that of the process group ([`tell_rank`]), else that of an MPI or Slurm launcher.
     pub rank: Option<u64>,
-    /// LOCAL_RANK.
+    /// LOCAL_RANK, else that of the launcher.
     pub local_rank: Option<u64>,
-    /// WORLD_SIZE, else that of the process group.
+    /// WORLD_SIZE, else that of the process group, else that of the launcher.
     pub world_size: Option<u64>,
+    /// Whether the ranks are those of a launcher other than torch's, which tells nothing of the
+    /// ranks that the program starts itself: then the process group's take their place.
+    pub is_rank_of_launcher: bool,
     /// Whether the processor guarantees a steady tick counter.
     pub steady_counter: bool,
     /// Host name.
@@ -164,26 +170,37 @@ impl Process {
 
     /// The facts of this process; unavailable ones stay empty.
     pub fn current() -> Process {
-        let number =
-            |name: &str| std::env::var(name).ok().and_then(|text| text.trim().parse().ok());
         let line = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
         let told = |word: &PrivateAtomicU64| word.load(Ordering::Relaxed).checked_sub(1);
+        let variable = |name: &str| std::env::var(name).ok();
+        let torch = Place::of_torch(&variable);
+        let group = Place {
+            rank: torch.rank.or_else(|| told(&TOLD_RANK)),
+            local_rank: torch.local_rank,
+            world_size: torch.world_size.or_else(|| told(&TOLD_WORLD_SIZE)),
+        };
+        let launcher = Place::of_launcher(&variable);
+        let is_rank_of_launcher = group.rank.is_none() && launcher.rank.is_some();
+        let whole = |place: &Place| (place.rank, place.world_size);
+        let is_same = launcher.rank.is_some() && whole(&launcher) == whole(&group);
+        let place = if is_rank_of_launcher || is_same { launcher } else { group };
         Process {
             pid: u64::from(std::process::id()),
             start_time: start_time(),
             pid_namespace: pid_namespace(),
             created: crate::clock::Moment::take().realtime,
-            rank: number("RANK").or_else(|| told(&TOLD_RANK)),
-            local_rank: number("LOCAL_RANK"),
-            world_size: number("WORLD_SIZE").or_else(|| told(&TOLD_WORLD_SIZE)),
+            rank: place.rank,
+            local_rank: place.local_rank,
+            world_size: place.world_size,
+            is_rank_of_launcher,
             steady_counter: steady_counter(),
             host: line("/proc/sys/kernel/hostname"),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             boot: line("/proc/sys/kernel/random/boot_id"),
             command: command(),
             configuration: std::env::var("GRUYERE_CONF").unwrap_or_default(),
-            job: job(|name| std::env::var(name).ok()),
-            run: number(RUN_VARIABLE),
+            job: job(variable),
+            run: variable(RUN_VARIABLE).and_then(|text| text.trim().parse().ok()),
             uses: None,
         }
     }
@@ -320,6 +337,7 @@ impl ProcessFacts {
         {
             word.store(rank.map_or(0, |rank: u64| rank.saturating_add(1)), Ordering::Relaxed);
         }
+        self.launcher.store(u64::from(process.is_rank_of_launcher), Ordering::Relaxed);
         self.steady_counter.store(u64::from(process.steady_counter), Ordering::Relaxed);
         store_text(&self.host_bytes, &self.host, &process.host);
         store_text(&self.version_bytes, &self.version, &process.version);
@@ -330,10 +348,19 @@ impl ProcessFacts {
         self.run.store(process.run.map_or(0, |run| run.saturating_add(1)), Ordering::Relaxed);
     }
 
-    /// Writes the rank and the number of ranks, each where none is known. For the writer, at any
-    /// time.
+    /// Writes the rank and the number of ranks, each where none is known but a launcher's. For the
+    /// writer, at any time.
     pub(crate) fn tell_rank(&self, rank: u64, world_size: u64) {
-        let [known_rank, _, known_size] = &self.ranks;
+        let [known_rank, local_rank, known_size] = &self.ranks;
+        if self.launcher.swap(0, Ordering::Relaxed) == 1 {
+            let number = |word: &AtomicU64| word.load(Ordering::Relaxed).checked_sub(1);
+            if (number(known_rank), number(known_size)) != (Some(rank), Some(world_size)) {
+                // Of another rank, such as the parent of those that the program starts.
+                for word in [known_rank, local_rank, known_size] {
+                    word.store(0, Ordering::Relaxed);
+                }
+            }
+        }
         // The number of ranks first: a reader may come in between, and compares no rank of one.
         for (word, number) in [(known_size, world_size), (known_rank, rank)] {
             if word.load(Ordering::Relaxed) == 0 {
@@ -362,6 +389,7 @@ impl ProcessFacts {
             rank,
             local_rank,
             world_size,
+            is_rank_of_launcher: number(&self.launcher) == 1,
             steady_counter: number(&self.steady_counter) == 1,
             host: load_text(&self.host_bytes, &self.host),
             version: load_text(&self.version_bytes, &self.version),
@@ -377,7 +405,7 @@ impl ProcessFacts {
 
 #[cfg(test)]
 mod tests {
-    use super::{Uses, is_child_of_multiprocessing, job};
+    use super::{Process, ProcessFacts, Uses, is_child_of_multiprocessing, job};
 
     #[test]
     fn a_record_of_a_library_that_did_not_tell_is_not_taken_for_a_program_without_torch() {
@@ -400,6 +428,29 @@ mod tests {
         for other in ["python|-c|import torch", "python|train.py|-c", "python|-c", "solver", ""] {
             assert!(!is_child(other), "{other}");
         }
+    }
+
+    #[test]
+    fn the_process_groups_rank_takes_the_place_of_a_launchers_and_of_no_other() {
+        let told = |is_rank_of_launcher, rank, world_size| {
+            // SAFETY: atomic integers throughout, for which zeros are a value.
+            let facts: ProcessFacts = unsafe { std::mem::zeroed() };
+            facts.write(&Process {
+                rank: Some(0),
+                local_rank: Some(0),
+                world_size: Some(2),
+                is_rank_of_launcher,
+                ..Process::default()
+            });
+            facts.tell_rank(rank, world_size);
+            // Only the first counts.
+            facts.tell_rank(7, 9);
+            let Process { rank, local_rank, world_size, .. } = facts.read();
+            (rank, local_rank, world_size)
+        };
+        assert_eq!(told(false, 3, 4), (Some(0), Some(0), Some(2)));
+        assert_eq!(told(true, 3, 4), (Some(3), None, Some(4)));
+        assert_eq!(told(true, 0, 2), (Some(0), Some(0), Some(2)));
     }
 
     #[test]

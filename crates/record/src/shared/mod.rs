@@ -7,6 +7,7 @@ pub mod device_gauge;
 pub mod facts;
 pub mod gauges;
 pub mod histogram;
+mod launcher;
 pub mod layout;
 pub mod mapping;
 pub mod ring;

@@ -42,9 +42,9 @@ pub struct Run {
     pub pid: u64,
     /// Host name.
     pub host: String,
-    /// RANK, if set.
+    /// RANK, or what stands for it, if known.
     pub rank: Option<u64>,
-    /// WORLD_SIZE, if set.
+    /// WORLD_SIZE, or what stands for it, if known.
     pub world_size: Option<u64>,
     /// The command line.
     pub command: String,
