@@ -37,6 +37,9 @@ DRYRUN = "PHANTOM_DRYRUN"
 DEV_FOLDER = "PHANTOM_DEV_FOLDER"
 # And this one (crates/phantom/abi/src/cudnn.rs).
 CUDNN = "PHANTOM_CUDNN"
+# And these (crates/phantom/abi/src/gpu.rs).
+VALUES = "PHANTOM_VALUES"
+CONTENTS = "PHANTOM_CONTENTS"
 # A function that only the stand-in has.
 SYMBOL = "phantom_physical"
 # The names of a real driver's device files in /dev.
@@ -273,6 +276,13 @@ def loaded_from(stand_in: Path, folder: Path, owner: Owner) -> dict[str, str]:
     }
 
 
+def values() -> dict[str, str]:
+    """The environment variable by which what a kernel would have written reads as zeros, and not as
+    what its memory had before: a count, which torch then allocates. Empty where memory's contents
+    are kept for a test, and have values of their own."""
+    return {} if CONTENTS in os.environ else {VALUES: os.environ.get(VALUES, "zeros")}
+
+
 def _cudnn_version() -> dict[str, str]:
     """The environment variable with the version of cuDNN that the installed torch was built with:
     torch refuses an older one. Empty if torch's metadata does not name it.
@@ -310,7 +320,7 @@ def main(words: list[str]) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="gruyere-stand-in.") as folder:
             with Owner(Path(folder)) as owner:
-                return _run(words, {**os.environ, **environment(owner)})
+                return _run(words, {**os.environ, **values(), **environment(owner)})
     except GruyereError as error:
         say(f"gruyere: {error}")
         return 2

@@ -257,6 +257,17 @@ def test_a_command_runs_on_the_stand_in_by_hand(tmp_path):
         assert command.returncode == code and said in err, err
 
 
+def test_by_hand_too_a_kernels_results_read_as_zeros_unless_asked_otherwise():
+    code = "import os; print(os.environ.get('PHANTOM_VALUES'))"
+    for variables, values in [
+        ({}, "zeros"),
+        ({"PHANTOM_VALUES": "random:1"}, "random:1"),
+        ({"PHANTOM_CONTENTS": "handles"}, "None"),
+    ]:
+        out, err = by_hand(sys.executable, "-c", code, **variables).communicate(timeout=60)
+        assert out == f"{values}\n", err
+
+
 def test_a_signal_to_end_reaches_the_command_and_its_exit_code_comes_back():
     code = "import signal, time; print('begun', flush=True); signal.pause()"
     command = by_hand(sys.executable, "-c", code)

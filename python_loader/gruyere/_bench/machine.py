@@ -13,8 +13,6 @@ from .._errors import GruyereError
 # Default times on the stand-in's clock: 20 us per kernel, 8 us of host time per launch. So the
 # device lags behind the host, and memory that another stream has used is not free at once.
 _CLOCK = {"PHANTOM_KERNEL_NS": "20000", "PHANTOM_COSTS": "launches"}
-# What a kernel would have written reads as zeros, and not as what its memory had before.
-_VALUES = {"PHANTOM_VALUES": "zeros"}
 
 
 def gpu() -> str:
@@ -111,14 +109,13 @@ def choose(stand_in: bool, beside: Optional[str], folder: Path) -> Machine:
     links = folder / "libraries"
     links.mkdir()
     _stand_in.link(library, links)
-    # Memory whose contents a test keeps has values of its own.
-    defaults = _CLOCK if "PHANTOM_CONTENTS" in os.environ else {**_CLOCK, **_VALUES}
-    settings = {key: os.environ.get(key, value) for key, value in defaults.items()}
+    clock = {key: os.environ.get(key, value) for key, value in _CLOCK.items()}
     memory = os.environ.get("PHANTOM_MEMORY", "80GiB")
     return Machine(
-        f"stand-in GPU, {memory}, {_lag(settings['PHANTOM_KERNEL_NS'])}",
+        f"stand-in GPU, {memory}, {_lag(clock['PHANTOM_KERNEL_NS'])}",
         {
-            **settings,
+            **clock,
+            **_stand_in.values(),
             **_stand_in.loaded_from(library, links, _stand_in.Owner(folder)),
         },
     )

@@ -9,11 +9,12 @@ that the interpreter exits.
 from __future__ import annotations
 
 import atexit
+import contextvars
 import ctypes
 import functools
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from .._native import conf, library
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _known: dict[int, weakref.ref[Any]] = {}
 # Objects whose addresses the library compares; they must live as long as the process.
 _kept: list[Any] = []
+# The number of the notebook's cell that runs. None: what runs is no cell.
+_cell: contextvars.ContextVar[Optional[int]] = contextvars.ContextVar("_cell", default=None)
 
 
 def install(settings: str) -> None:
@@ -65,21 +68,47 @@ def _name_cells(tell: Callable[[str, int], object]) -> None:
     if not isinstance(numbers, dict) or cache is None:
         return
 
-    def report(name: Any) -> None:
-        number = numbers.get(name)
+    def report(name: Any, number: Any) -> None:
         if isinstance(name, str) and isinstance(number, int):
             tell(name, number)
 
-    for name in list(numbers):
-        report(name)
+    for name, number in list(numbers.items()):
+        report(name, number)
+    follows = _follow_cells(shell)
 
     @functools.wraps(cache)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         name = cache(*args, **kwargs)
-        report(name)
+        report(name, _cell.get() if follows else numbers.get(name))
         return name
 
     compiler.cache = wrapper
+
+
+def _follow_cells(shell: Any) -> bool:
+    """Note which cell runs. IPython compiles also what a cell runs by `%%capture` or
+    `get_ipython().run_cell`, and what a frontend runs unseen; without a place in the history, that
+    has the number of the next cell (since IPython 9). It is of the cell that runs it, or of none.
+    Returns False if that can't be followed."""
+    original = getattr(shell, "run_cell_async", None)
+    if original is None:
+        return False
+
+    @functools.wraps(original)
+    async def run(
+        raw_cell: str, store_history: bool = False, silent: bool = False, *args: Any, **kwargs: Any
+    ) -> Any:
+        number = shell.execution_count if store_history and not silent else _cell.get()
+        before = _cell.get()
+        _cell.set(number)
+        try:
+            return await original(raw_cell, store_history, silent, *args, **kwargs)
+        finally:
+            # Not by a token: a cell that is ended from outside may be in another context by then.
+            _cell.set(before)
+
+    shell.run_cell_async = run
+    return True
 
 
 def _telling(make: Callable[..., None], tell: Callable[[], object]) -> Callable[..., None]:

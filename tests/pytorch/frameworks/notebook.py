@@ -1,7 +1,8 @@
 """Cells in IPython, as its terminal and as Jupyter's kernel name their code. `leak`: a cell that
 defines a function, one that is run twice, and one whose loop runs out of memory. `retry`: a
-training that runs out of memory, and a smaller one, which would fit. Prints the last exception, and
-what is live when the advice for the second was followed."""
+training that runs out of memory, and a smaller one, which would fit. `nested`: `%%capture` and
+`run_cell` in cells, and code that a frontend runs unseen. Prints the last exception, and what is
+live when the advice for the second was followed."""
 
 import sys
 
@@ -32,6 +33,12 @@ if sys.argv[2] == "leak":
     for _ in range(2):
         cell("warm = batch(1024)")
     ran = cell("for i in range(1000):\n    history.append(batch(2048))")
+elif sys.argv[2] == "nested":
+    cell("%%capture\nfor _ in range(3): history.append(torch.zeros(1 << 26, device='cuda'))")
+    shell.run_cell("history.append(torch.zeros(1 << 24, device='cuda'))", silent=True)
+    cell("# Shares its number with none.")
+    inner = "history.append(torch.zeros(1 << 23, device='cuda'))"
+    ran = cell(f"get_ipython().run_cell({inner!r})\nhistory.append(torch.zeros(1 << 29).cuda())")
 else:
     cell("model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)]).cuda()")
     cell("def train(n):\n    return model(torch.randn(n, 1024, device='cuda')).sum().backward()")
