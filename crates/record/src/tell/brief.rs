@@ -60,18 +60,24 @@ fn of_device(out: &mut String, state: &State, device: &DeviceState, most: usize)
         let percent = crate::text::share(bytes, held.reserved_bytes);
         writeln!(out, "  {name:<PART$} {:>12} {percent:>5.1}%", Bytes(bytes).to_string())?;
     }
-    lines(out, state, device, most)?;
+    lines(out, state, device, most, MOST_LINES)?;
     steps(out, device, MOST_RUNS)?;
     peaks(out, device, MOST_RUNS)
 }
 
-/// The lines that hold most of the live bytes.
-fn lines(out: &mut String, state: &State, device: &DeviceState, most: usize) -> fmt::Result {
+/// The lines that hold most of the live bytes, in at most `rows` rows; `most`: columns of a name.
+pub(super) fn lines(
+    out: &mut String,
+    state: &State,
+    device: &DeviceState,
+    most: usize,
+    rows: usize,
+) -> fmt::Result {
     let found = conclusion::holders(state, device, By::Line);
     if state.sites.is_empty() || found.is_empty() {
         return Ok(());
     }
-    let shown = found.iter().take(MOST_LINES);
+    let shown = found.iter().take(rows);
     let longest = shown.map(|holder| holder.name.chars().count()).max().unwrap_or(0);
     let (head, name) = ("Live blocks by line", longest.max(NAME).min(most));
     writeln!(out, "\n  {head:<name$} {:>8} {:>12}", "blocks", "bytes")?;
@@ -84,10 +90,10 @@ fn lines(out: &mut String, state: &State, device: &DeviceState, most: usize) -> 
             crate::text::share(bytes, device.live.all.bytes)
         )
     };
-    for holder in found.iter().take(MOST_LINES) {
+    for holder in found.iter().take(rows) {
         row(out, &holder.name, holder.usage.blocks, holder.usage.bytes)?;
     }
-    let others = found.get(MOST_LINES..).unwrap_or_default();
+    let others = found.get(rows..).unwrap_or_default();
     if !others.is_empty() {
         let sum = |of: fn(&Usage) -> u64| others.iter().map(|other| of(&other.usage)).sum();
         let name = counted(others.len() as u64, "other line");
@@ -161,6 +167,7 @@ mod tests {
     use super::*;
     use crate::SiteId;
     use crate::dump::state::{Block, BlockKind, Segment, Stretch};
+    use crate::sites::{Frame, Site, Sites};
 
     #[test]
     fn eight_hundred_steps_are_a_few_rows() {
@@ -229,6 +236,27 @@ mod tests {
         let whole = crate::text::fitting(&state, 80);
         for step in 0..100 {
             assert!(whole.contains(&format!("\n  step {step:<3} ")), "{step}: {whole}");
+        }
+    }
+
+    #[test]
+    fn the_whole_text_has_every_line_that_holds_memory() {
+        let mib = 1 << 20;
+        let site = |line| Site {
+            frames: vec![Frame { file: "/w/train.py".into(), line, ..Frame::default() }],
+            ..Site::default()
+        };
+        let block = |n: u32| Block(mib, BlockKind::Live, mib, 0, 0, Some(0), SiteId(n));
+        let blocks = (1..=20).map(block).collect();
+        let segments = vec![Segment { bytes: 20 * mib, blocks, ..Segment::default() }];
+        let device = DeviceState { segments, ..DeviceState::default() };
+        let sites = Sites::new((1..=20).map(site));
+        let state = State { devices: vec![device], sites, ..State::default() };
+        assert!(brief(&state, 80).contains("\n  14 other lines "));
+        let whole = crate::text::fitting(&state, 80);
+        for line in 1..=20 {
+            let row = format!("\n  train.py:{line} ");
+            assert!(whole.contains(&row), "{line}: {whole}");
         }
     }
 

@@ -13,10 +13,13 @@ const MOST_SEGMENTS: usize = 64;
 const MOST_EVENTS: usize = 64;
 /// Rows of a table by steps: all of a timeline.
 const MOST_STEPS: usize = 512;
+/// Rows of the table by lines.
+const MOST_LINES: usize = 256;
 const MOST_WIDTH: usize = 64;
 const LEAST_WIDTH: usize = 16;
-/// Columns before a drawing.
+/// Columns before a drawing, and the fewest of a line's name.
 const BESIDE: usize = 41;
+const LEAST_NAME: usize = 32;
 /// Columns of the name of a part of the held bytes.
 pub(super) const PART: usize = LOST.len();
 
@@ -88,7 +91,7 @@ fn write(out: &mut String, state: &State, cells: u64) -> fmt::Result {
         }
     }
     for device in &state.devices {
-        of_device(out, device, cells)?;
+        of_device(out, state, device, cells)?;
     }
     events(out, state, MOST_EVENTS)
 }
@@ -106,7 +109,7 @@ pub(super) fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { 100.0 * part as f64 / whole as f64 }
 }
 
-fn of_device(out: &mut String, device: &DeviceState, cells: u64) -> fmt::Result {
+fn of_device(out: &mut String, state: &State, device: &DeviceState, cells: u64) -> fmt::Result {
     let held = &device.held;
     writeln!(out, "\ndevice {} ({}), step {}", device.device, plain(&device.name), device.step)?;
     for (name, bytes) in [
@@ -180,6 +183,7 @@ fn of_device(out: &mut String, device: &DeviceState, cells: u64) -> fmt::Result 
         let number = StreamNumber(u32::try_from(*class).unwrap_or(NO_STREAM));
         line(out, &format!("of stream {number}"), sum)?;
     }
+    brief::lines(out, state, device, (cells as usize).max(LEAST_NAME), MOST_LINES)?;
     if !live.largest.is_empty() {
         writeln!(out, "\n  The largest live blocks")?;
     }
