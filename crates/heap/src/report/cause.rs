@@ -161,7 +161,8 @@ impl Report {
     /// The way to raise the ceiling.
     fn raise(&self) -> &'static str {
         self.of_torch(
-            "raise `limit` in GRUYERE_CONF, or torch.cuda.set_per_process_memory_fraction",
+            "raise `limit` (GRUYERE_CONF, gruyere.enable) or \
+             torch.cuda.set_per_process_memory_fraction",
             "raise `limit` in GRUYERE_CONF",
         )
     }
@@ -171,12 +172,16 @@ impl Report {
         self.addresses.filter(|_| self.asked <= self.limit)
     }
 
+    /// The name of the request's pool, if its limit refuses the request.
+    fn full_pool(&self) -> Option<&str> {
+        let PoolNote { name, live, limit, .. } = self.pool.as_ref()?;
+        (live.saturating_add(self.asked) > (*limit)?).then_some(name)
+    }
+
     /// The remedy if no state of the memory could serve the request, whatever else is true.
     fn of_the_request(&self) -> Option<String> {
         let asked = self.asked;
-        if let Some(PoolNote { name, live, limit: Some(limit), .. }) = &self.pool
-            && live.saturating_add(asked) > *limit
-        {
+        if let Some(name) = self.full_pool() {
             return Some(format!("Pool {name:?} is full: raise its limit, or free blocks of it."));
         }
         if asked > self.total {
@@ -300,8 +305,9 @@ impl Report {
     fn overriding(&self) -> Option<String> {
         let is_of_capture = self.capturing && !self.graphs_have_it();
         let of_capture = || self.advice().into_iter().next().filter(|_| is_of_capture);
-        // The conclusion has the line of a request that no device of this size could serve.
-        let is_concluded = self.asked > self.total && !self.conclusion.is_empty();
+        // The conclusion has the line of a request that is too large by itself.
+        let is_alone = self.asked > self.total.min(self.limit) && self.full_pool().is_none();
+        let is_concluded = is_alone && !self.conclusion.is_empty();
         self.of_the_request().filter(|_| !is_concluded).or_else(of_capture)
     }
 
@@ -491,6 +497,18 @@ mod tests {
                 assert!(!said.contains(word), "{word}: {text}");
             }
         }
+    }
+
+    #[test]
+    fn the_line_of_a_request_above_the_ceiling_is_told_and_a_full_pool_first() {
+        let line = "train.py:3 asks for 2 GiB at once: more than the ceiling of 1 GiB";
+        let report =
+            Report { asked: 2 << 30, limit: 1 << 30, conclusion: vec![line.to_owned()], ..full() };
+        let text = report.to_string();
+        assert!(text.contains(line) && !text.contains("The request alone"), "{text}");
+        let pool = PoolNote { name: "kv".into(), held: 0, live: 0, limit: Some(1 << 20) };
+        let text = Report { pool: Some(pool), ..report }.to_string();
+        assert!(text.contains("Pool \"kv\" is full") && !text.contains(line), "{text}");
     }
 
     #[test]

@@ -26,10 +26,13 @@ pub fn find(evidence: &Evidence<'_>, is_steady: bool) -> Vec<Finding> {
         refused.filter(|one| !is_told(one)).and_then(|one| large_request(evidence, one));
     // Its line has mostly made the large block too.
     let large_block = large_block(evidence).filter(|_| large_request.is_none());
+    // A request larger than the ceiling is told with it.
+    let is_ceiling_told =
+        large_request.as_ref().is_some_and(|finding| finding.bytes > evidence.room());
     let findings = [
         refused.and_then(|one| others(evidence, one)),
         large_request,
-        refused.and_then(|one| ceiling(evidence, one)),
+        refused.filter(|_| !is_ceiling_told).and_then(|one| ceiling(evidence, one)),
         cuda_graphs(evidence),
         streams(evidence),
         pieces,
@@ -50,28 +53,52 @@ fn large_request(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> 
     let place = evidence.names.place(evidence.sites, refused.site);
     let who = place.map_or("One request asks".to_owned(), |place| format!("{place} asks"));
     let live = bytes(live);
-    let says = match asked > room {
-        true if bytes(asked) == bytes(room) => format!(
-            "{who} for {} at once: {} more than it may have",
-            bytes(asked),
-            bytes(asked - room)
-        ),
-        true => format!(
+    // The device has it: the program has set less.
+    let is_of_ceiling = asked > room && has_room_beyond(evidence, refused);
+    let says = match (asked > room, bytes(asked) == bytes(room)) {
+        (true, true) => {
+            let it = if is_of_ceiling { "the ceiling" } else { "it may have" };
+            format!("{who} for {} at once: {} more than {it}", bytes(asked), bytes(asked - room))
+        }
+        (true, false) if is_of_ceiling => {
+            let (asked, room, set) = (bytes(asked), bytes(room), set_by(evidence, refused));
+            format!("{who} for {asked} at once: more than the ceiling of {room}{set}")
+        }
+        (true, false) => format!(
             "{who} for {} at once: more than the {} that it may have",
             bytes(asked),
             bytes(room)
         ),
-        false => {
+        (false, _) => {
             format!("{who} for {} at once, with {live}{now} live of {}", bytes(asked), bytes(room))
         }
     };
-    Some(Finding {
-        cause: Cause::LargeRequest,
-        bytes: asked,
-        says,
-        advice: advice_on(evidence, refused.site, false),
-        ..Finding::default()
-    })
+    let advice = match is_of_ceiling {
+        true => raise_or_less(evidence),
+        false => advice_on(evidence, refused.site, false),
+    };
+    Some(Finding { cause: Cause::LargeRequest, bytes: asked, says, advice, ..Finding::default() })
+}
+
+/// Whether the device has room for the request, and the ceiling is less than the device.
+fn has_room_beyond(evidence: &Evidence<'_>, refused: &Refused) -> bool {
+    let has_room = refused.free.is_some_and(|free| free >= refused.asked);
+    evidence.room() < evidence.device.total_bytes && has_room
+}
+
+/// The line that set the ceiling, behind a sentence.
+fn set_by(evidence: &Evidence<'_>, refused: &Refused) -> String {
+    let place = evidence.names.place(evidence.sites, refused.limit_site);
+    place.map_or(String::new(), |place| format!(": {place} has set it"))
+}
+
+/// The remedy for a request beyond the ceiling. The same ceiling is set in several ways.
+fn raise_or_less(evidence: &Evidence<'_>) -> Advice {
+    evidence.of_torch(
+        &["To do: raise `limit` (GRUYERE_CONF, gruyere.enable) or \
+           torch.cuda.set_per_process_memory_fraction, or look at the shape of that one tensor."],
+        &["To do: raise `limit` in GRUYERE_CONF, or make that one request smaller."],
+    )
 }
 
 /// Whether blocks of a program that calls modules were there before all that its forwards have
@@ -215,10 +242,8 @@ fn others(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
 
 fn ceiling(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
     let (limit, total) = (evidence.room(), evidence.device.total_bytes);
-    let has_room = refused.free.is_some_and(|free| free >= refused.asked);
-    let place = evidence.names.place(evidence.sites, refused.limit_site);
-    let set = place.map_or(String::new(), |place| format!(": {place} has set it"));
-    (limit < total && has_room).then(|| Finding {
+    let set = set_by(evidence, refused);
+    has_room_beyond(evidence, refused).then(|| Finding {
         cause: Cause::Ceiling,
         // It was refused, but did not take the memory.
         bytes: 0,
@@ -228,7 +253,7 @@ fn ceiling(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
             bytes(total)
         ),
         advice: evidence.of_torch(
-            &["To do: raise `limit` in GRUYERE_CONF, or \
+            &["To do: raise `limit` (GRUYERE_CONF, gruyere.enable) or \
                torch.cuda.set_per_process_memory_fraction."],
             &["To do: raise `limit` in GRUYERE_CONF."],
         ),

@@ -340,6 +340,28 @@ fn the_refused_request_is_the_cause_where_it_is_large_and_others_where_they_hold
 }
 
 #[test]
+fn a_request_larger_than_the_ceiling_is_told_with_it_unless_the_device_has_no_room_either() {
+    let said = |free: u64| {
+        let mut made = Made::at(0);
+        let (sets, asks) = (made.line(15, "<module>"), made.line(16, "load"));
+        made.refused(12 * GIB, 0, asks);
+        made.device.limit_bytes = 2 * GIB;
+        let refused = made.state.out_of_memory.as_mut().expect("set");
+        (refused.cause.free_bytes, refused.limit_site) = (Some(free), sets);
+        unfolded(&made.concludes())
+    };
+    let with_room = said(15 * GIB);
+    let told = "train.py:16 in load asks for 12 GiB at once: more than the ceiling of 2 GiB: \
+                train.py:15 has set it";
+    assert!(with_room.starts_with(told), "{with_room}");
+    assert!(with_room.contains("raise `limit`") && !with_room.contains("dataset"), "{with_room}");
+    assert_eq!(with_room.matches("ceiling").count(), 1, "{with_room}");
+    let without = said(GIB);
+    assert!(without.contains("more than the 2 GiB that it may have"), "{without}");
+    assert!(!without.contains("raise"), "{without}");
+}
+
+#[test]
 fn a_request_that_was_the_last_before_the_death_is_known_from_outside_too() {
     let event = |kind: &str, size| Event { kind: kind.into(), size, ..Event::default() };
     let first = |events: Vec<Event>| {
