@@ -182,6 +182,19 @@ def test_a_script_is_run_as_it_is_and_ends_after_its_steps(tmp_path):
     assert default["fit_bytes"] is None
 
 
+@pytest.mark.thorough
+def test_a_program_that_takes_the_end_after_its_steps_for_an_error_has_completed(tmp_path):
+    body = SCRIPT.replace("\n", "\n    ")
+    # As IPython does.
+    caught = f"try:{body}\nexcept BaseException:\n    raise SystemExit(1)"
+    (tmp_path / "train.py").write_text(caught)
+    options = "--stand-in --steps 4 --runs 1 --no-fit --json - --allocators gruyere".split()
+    ran = bench(tmp_path, *options, "--program", "train.py", "--", "--width", 256)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (row,) = rows(ran)
+    assert (row["outcome"], row["steps"]) == ("completed", 4)
+
+
 CHOOSING = """
 import os, gruyere
 os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
@@ -371,6 +384,12 @@ FAILING = {
     ),
     "no torch": ("print('nothing to do')", "failed", "did not import torch", 1),
     "no cuda": ("import torch\ntorch.zeros(1)", "failed", "used no CUDA memory", 1),
+    "another": (
+        "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'print(1)'])",
+        "failed",
+        "its process became another program",
+        1,
+    ),
     "memory": (
         "import torch\na = [torch.empty(1 << 28, device='cuda') for _ in range(100)]",
         "out of memory",

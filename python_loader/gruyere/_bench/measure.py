@@ -12,6 +12,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Callable, Optional
 
+# Reasons of a row without figures that no value of the stand-in's explains.
+_CHILD = "give the script that a child runs (of a notebook: `jupyter nbconvert --to script`)"
+NO_TORCH = "it did not import torch"
+NO_CUDA = f"the program used no CUDA memory in its own process: {_CHILD}"
+GONE = f"its process became another program (as `jupyter NAME` does) or called os._exit(): {_CHILD}"
+UNUSED = (NO_TORCH, NO_CUDA, GONE)
 COMPLETED, OUT_OF_MEMORY, FAILED, FAULTS = "completed", "out of memory", "failed", "faults"
 
 
@@ -184,10 +190,7 @@ class Meter:
     def read(self, torch: Any, result: Result) -> None:
         """Fill in the figures. Raises Unfit if the run is not valid."""
         if not torch.cuda.is_initialized():
-            raise Unfit(
-                "the program used no CUDA memory in its own process; that of its child processes "
-                "is not measured"
-            )
+            raise Unfit(NO_CUDA)
         self._check_allocator(torch)
         self._note_peaks(torch)
         result.allocated_peak = self.peaks["allocated_bytes"]

@@ -18,7 +18,7 @@ from typing import Any, Optional
 
 from .._sandbox import Box, Run, behind, remedy
 from .machine import Machine
-from .measure import FAILED, Result
+from .measure import FAILED, GONE, Result
 from .server import ended
 
 # torch's settings for each of its own allocators.
@@ -244,6 +244,8 @@ def run_launch(
                 reason
                 or f"took more than {seconds:.0f} s; --timeout allows more, --steps ends it sooner",
             )
+        if result is None and code == 0:
+            return Result(FAILED, GONE)
         if result is None or (code < 0 and result.outcome != FAILED):
             result = Result(FAILED, log.blame(ended(code)))
         why = behind("\n".join([result.reason, *log.said()[-50:]]), run.refusals())

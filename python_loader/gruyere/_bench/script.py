@@ -97,6 +97,8 @@ class Watch:
         self.steps = steps
         self.torch: Optional[ModuleType] = None
         self.leader = _Leader()
+        # Whether the program was ended, which it may report as an error of its own (IPython does).
+        self.is_enough = False
         self.found = Result(COMPLETED)
         self.last = (0, 0)
         # On a GPU: recorded at the end of each step.
@@ -153,10 +155,11 @@ class Watch:
             self.found.step_ns.append(round(first.elapsed_time(self.marks[0]) * 1e6))
 
     def _enough(self) -> None:
+        self.is_enough = True
         raise Enough(0)
 
     def stopped_by(self, error: BaseException) -> None:
-        if isinstance(error, SystemExit) and error.code in (None, 0):
+        if isinstance(error, SystemExit) and (self.is_enough or error.code in (None, 0)):
             return
         if self.torch is not None and measure.is_out_of_memory(self.torch, error):
             # Also if the program caught the error and then gave up with sys.exit(1).
@@ -179,7 +182,7 @@ class Watch:
         if found.outcome == FAILED:
             return found
         if self.torch is None:
-            found.outcome, found.reason = FAILED, "it did not import torch"
+            found.outcome, found.reason = FAILED, measure.NO_TORCH
             return found
         if not found.host_ns:
             # Without an optimiser, the whole run is one step.

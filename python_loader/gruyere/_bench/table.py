@@ -9,7 +9,7 @@ import textwrap
 from typing import TYPE_CHECKING, Optional
 
 from .catalog import PROGRAMS
-from .measure import COMPLETED, OUT_OF_MEMORY
+from .measure import COMPLETED, OUT_OF_MEMORY, UNUSED
 from .parts import why
 
 if TYPE_CHECKING:
@@ -122,7 +122,8 @@ def markdown(report: Report) -> str:
         below = [*failed, *beside, *set_to, *ignored]
         text += ["", *below] if below or not on_gpu else []
     if not on_gpu:
-        if any(row.outcome != COMPLETED for program in report.programs for row in program.rows):
+        rows = [row for program in report.programs for row in program.rows]
+        if any(row.outcome != COMPLETED and row.reason not in UNUSED for row in rows):
             text += [wrapped(_INVENTED), ""]
         text.append(
             wrapped(
