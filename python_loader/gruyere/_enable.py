@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import sys
 import threading
@@ -62,6 +63,10 @@ class Enabled:
 
 _lock = threading.Lock()
 _enabled: Optional[Enabled] = None
+_REPLACED = (
+    "Gruyère was replaced by another allocator after it was enabled "
+    "(torch.cuda.memory.change_current_allocator): remove that call"
+)
 _reason = (
     "gruyere.enable() has not been called; call it before the program uses CUDA, or launch "
     "with python -m gruyere or GRUYERE_ENABLE=1"
@@ -131,10 +136,7 @@ def disable_reason() -> Optional[str]:
             "start it with the spawn method"
         )
     if _enabled.door == "native" and not shim.is_current():
-        return (
-            "Gruyère was replaced by another allocator after it was enabled "
-            "(torch.cuda.memory.change_current_allocator): remove that call"
-        )
+        return _REPLACED
     return None
 
 
@@ -213,6 +215,8 @@ def _swap(torch: Any, settings: dict[str, object], automatic: bool) -> Enabled:
     whole = conf.checked({**({"limit": limit} if limit else {}), **settings})
     _check_cuda(torch)
     chosen, why, allocator = _take(torch, whole)
+    if chosen == "native":
+        _watch_changes(torch)
     # The library reads it at the first request, child processes when they start.
     os.environ[conf.VARIABLE] = whole
     nccl.install(torch, whole)
@@ -265,6 +269,20 @@ def open_door(torch: Any, settings: str) -> tuple[str, str]:
             return "pluggable", f"the native door is not available: {error}"
         return "native", f"door:{wanted}"
     return "pluggable", f"door:{wanted}"
+
+
+def _watch_changes(torch: Any) -> None:
+    """Warn where the program makes another allocator torch's: nothing else would show it. Behind
+    the pluggable door torch refuses that itself."""
+    original = torch._C._cuda_changeCurrentAllocator
+
+    @functools.wraps(original)
+    def change(allocator: Any) -> None:
+        original(allocator)
+        if not shim.is_current():
+            warn_once(_REPLACED)
+
+    torch._C._cuda_changeCurrentAllocator = change
 
 
 def _pluggable(torch: Any) -> Any:

@@ -64,6 +64,7 @@ else:
     assert (late.code, late.out.strip()) == (0, "native"), late.err
     other = phantom.run("", code=code, **settings(WHEN="then"))
     assert other.code == 0 and "change_current_allocator" in other.out, other.err
+    assert other.err.count("GruyereWarning: Gruyère was replaced by another allocator") == 1
 
 
 def test_what_one_allocates_the_deleter_frees_once_and_nothing_for_no_bytes(phantom):

@@ -229,7 +229,8 @@ fn bad_input_is_named_with_its_reason_and_remedy() {
     let newer = std::fs::read_to_string(&good).unwrap().replace("\"version\":1", "\"version\":99");
     write("newer.run.json", &newer);
     std::fs::create_dir(folder.path().join("folder.run.json")).unwrap();
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 8] = [
+        (&["."], "a folder; `--history FOLDER` takes the latest run in it"),
         (&["missing.run.json"], "name a file from `history:`"),
         (&["cut.run.json"], "); name a file from `history:`"),
         (&["other.run.json"], "); name a file from `history:`"),

@@ -44,6 +44,12 @@ impl Kept {
         if name.ends_with(".json") {
             return Kept::read(Path::new(name)).map_err(|misfit| misfit.named());
         }
+        // A number is a process, whatever folder has that name.
+        let path = Path::new(name);
+        if path.is_dir() && name.parse::<u64>().is_err() {
+            let remedy = "`--history FOLDER` takes the latest run in it, or name one of its files";
+            return Err(Misfit::new(path, "a folder").with_remedy(remedy).named());
+        }
         let target = Target { target: Some(name.to_owned()), folder: folder.clone() };
         let reader = target.open()?;
         let run = Run::of(&reader, None).with_lines(&reader);
