@@ -1,7 +1,8 @@
 //! Page-locked and managed memory, and attributes of pointers.
 
 use crate::abi::{Answer, In, Out, SomeResult, code};
-use crate::call_log::large;
+use crate::call_log::{by_value, large};
+use crate::driver_memory::Location;
 use crate::entry::{driver, runtime};
 use crate::gpu::gpu;
 use crate::host_memory::Kind;
@@ -9,6 +10,7 @@ use crate::numbers::*;
 use gruyere_phantom::Source;
 use std::ptr;
 
+by_value! { Location }
 large! { PointerAttributes }
 
 /// `cudaPointerAttributes` in CUDA 13's layout.
@@ -54,12 +56,14 @@ runtime! {
         out.put(gpu().host.allocate_managed(bytes)?)
     }
 
-    /// A hint. CUDA 12 and 13 differ in what follows the range.
-    fn cudaMemPrefetchAsync(start: usize, _bytes: usize) {
+    /// A hint. A caller for CUDA 12 passes a device and a stream after the range.
+    fn cudaMemPrefetchAsync(
+        start: usize, _bytes: usize, _place: Location, _flags: u32, _stream: usize
+    ) {
         hinted(start)
     }
 
-    fn cudaMemAdvise(start: usize, _bytes: usize) {
+    fn cudaMemAdvise(start: usize, _bytes: usize, _advice: u32, _place: Location) {
         hinted(start)
     }
 
@@ -104,10 +108,23 @@ driver! {
         out.put(gpu().host.allocate_managed(bytes)?)
     }
 
-    fn cuMemPrefetchAsync(start: usize, _bytes: usize) { hinted(start) }
-    fn cuMemPrefetchAsync_v2(start: usize, _bytes: usize) { hinted(start) }
-    fn cuMemAdvise(start: usize, _bytes: usize) { hinted(start) }
-    fn cuMemAdvise_v2(start: usize, _bytes: usize) { hinted(start) }
+    fn cuMemPrefetchAsync(start: usize, _bytes: usize, _device: i32, _stream: usize) {
+        hinted(start)
+    }
+
+    fn cuMemPrefetchAsync_v2(
+        start: usize, _bytes: usize, _place: Location, _flags: u32, _stream: usize
+    ) {
+        hinted(start)
+    }
+
+    fn cuMemAdvise(start: usize, _bytes: usize, _advice: u32, _device: i32) {
+        hinted(start)
+    }
+
+    fn cuMemAdvise_v2(start: usize, _bytes: usize, _advice: u32, _place: Location) {
+        hinted(start)
+    }
 
     fn cuMemAllocHost_v2(out: Out<usize>, bytes: usize) {
         out.put(gpu().host.allocate(bytes)?)
