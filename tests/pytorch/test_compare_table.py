@@ -18,9 +18,9 @@ FACTS = {"device": "stand-in GPU", "stand_in": True}
 LONG = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of " + "x" * 900
 
 
-def said(default, expandable, gruyere, on_gpu=False, found=None):
+def said(default, expandable, gruyere, on_gpu=False, found=None, beside=220):
     """The text for these rows: GiB that they held, or how they ended; `found`: the parts of what
-    Gruyère held."""
+    Gruyère held; `beside`: MiB of other libraries."""
     rows = []
     for name, end in zip(("default", "expandable", "gruyere"), (default, expandable, gruyere)):
         if isinstance(end, str):
@@ -28,7 +28,7 @@ def said(default, expandable, gruyere, on_gpu=False, found=None):
         else:
             held = int(end * GIB)
             times = {"host_ns_a_step": 123.4e6, "step_ns": 1234.5e6}
-            peaks = {"physical_peak": held, "beside_peak": (220 + len(rows)) << 20}
+            peaks = {"physical_peak": held, "beside_peak": (beside + len(rows)) << 20}
             rows.append(Row(name, "", hold_ratio=end / 62.5, **peaks, **times))
     rows[-1].parts = found or {}
     program = Program("train.py", ["--batch-size", "8"], peak_live=int(62.5 * GIB), rows=rows)
@@ -387,3 +387,11 @@ def test_the_table_and_its_words_fit_80_columns(on_gpu, default):
         assert "ran out" in rows[2] and "CUDA" not in rows[2]
         assert "torch default: out of memory: CUDA out of memory. Tried" in text
         assert len(text) < 1200, text
+
+
+def test_what_other_libraries_took_is_not_laid_to_the_allocators():
+    told = "Of what is held, 2.00 GiB or more is no allocator's: other libraries of the program"
+    assert told in " ".join(said(76.5, 64.5, 63.0, beside=2 << 10).split())
+    assert "no allocator's" not in said(76.5, 64.5, 63.0)
+    one = said(OUT_OF_MEMORY, 64.5, 63.0, beside=2 << 10)
+    assert "no allocator's" in one

@@ -44,7 +44,8 @@ class Result:
     """Peak of physical memory: from the stand-in's books; on a GPU `reserved_peak`."""
     beside_peak: int = 0
     """On a GPU: the most by which the device's memory in use had grown, at the end of a step,
-    beyond what the allocator held: kernels and handles of libraries, or another process."""
+    beyond what the allocator held: kernels and handles of libraries, or another process. On the
+    stand-in: the least that other libraries of the process held at some time."""
     retries: int = 0
     """Number of requests for which the allocator had to release memory."""
     caught: int = 0
@@ -208,6 +209,7 @@ class Meter:
         result.caught = self.counts["num_ooms"]
         if self.stand_in is not None:
             result.physical_peak = self.stand_in.phantom_physical_peak(0)
+            result.beside_peak = max(0, result.physical_peak - result.reserved_peak)
         else:
             self.sample(torch)
             result.physical_peak = result.reserved_peak

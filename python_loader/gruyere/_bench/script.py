@@ -84,6 +84,8 @@ class Watch:
     wants_parts = False
     # Keeps the allocator that the row names. A dry run has its own.
     settings: Optional[Settings] = None
+    # Whether the program was ended, which it may report as an error of its own (IPython does).
+    is_enough = False
 
     def __init__(
         self, allocator: str, memory: Optional[int], steps: Optional[int], reach: Reach
@@ -97,8 +99,6 @@ class Watch:
         self.steps = steps
         self.torch: Optional[ModuleType] = None
         self.leader = _Leader()
-        # Whether the program was ended, which it may report as an error of its own (IPython does).
-        self.is_enough = False
         self.found = Result(COMPLETED)
         self.last = (0, 0)
         # On a GPU: recorded at the end of each step.

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .compare import Program, Report, Row
 
 MIB, GIB = 1 << 20, 1 << 30
+# Other libraries' share of what is held from which it is told.
+_BESIDE = 0.02
 
 
 def size(number: int) -> str:
@@ -112,7 +114,7 @@ def markdown(report: Report) -> str:
         text.append(f"|{'|'.join(rules)}|")
         text += [_barred(row, widths) for row in rows]
         failed = [wrapped(_failure(row)) for row in program.rows if row.outcome != COMPLETED]
-        beside = [wrapped(line) for line in _beside(program.rows)] if on_gpu else []
+        beside = [wrapped(line) for line in _beside(program.rows, on_gpu)]
         ignored = [wrapped(line) for line in _ignored(program)]
         set_to = [
             wrapped(f"Gruyère's row has the settings of GRUYERE_CONF here: {row.conf}.")
@@ -323,14 +325,22 @@ def _head(report: Report) -> str:
     return f"{machine['device']}, {torch}, {report.seconds:.0f} s"
 
 
-def _beside(rows: list[Row]) -> list[str]:
-    """How much of the device was in use that no allocator reports, on a GPU: a line, if a run
-    completed."""
-    grown = [row.beside_peak for row in rows if row.outcome == COMPLETED]
+def _beside(rows: list[Row], on_gpu: bool) -> list[str]:
+    """How much of the device was in use that no allocator reports: a line, if a run completed; on
+    the stand-in, which counts it as held, if it is much."""
+    completed = [row for row in rows if row.outcome == COMPLETED]
+    grown = [row.beside_peak for row in completed]
     if not grown:
         return []
     least, most = size(min(grown)), size(max(grown))
     by = most if least == most else f"{least} to {most}"
+    if not on_gpu:
+        # The libraries take the same beside each allocator.
+        is_much = all(row.beside_peak > row.physical_peak * _BESIDE for row in completed)
+        return [
+            f"Of what is held, {by} or more is no allocator's: other libraries of the program took "
+            "it from the driver (CuPy, numba, NCCL)."
+        ] * is_much
     return [
         f"Beside what the allocator held, the device's memory in use grew by {by}: libraries and "
         "kernels, and another process if one used the GPU meanwhile."
@@ -381,7 +391,7 @@ def _notes(report: Report, on_gpu: bool) -> list[str]:
         )
     )
     rows = [row for program in report.programs for row in program.rows]
-    lines = _beside(rows) if on_gpu else []
+    lines = _beside(rows, on_gpu)
     for program in report.programs:
         lines += _ignored(program)
     notes += [wrapped(line) for line in lines]

@@ -156,9 +156,13 @@ class History:
 
     def tried(self, in_vain: int) -> int:
         """The number of requests that were refused before the first step ended of those after so
-        many; 0 if none ended."""
+        many, and after which the program requested more; 0 if none ended."""
         steps = self.seen.steps
-        return bisect_right(self.refused, steps[in_vain]) if len(steps) > in_vain else 0
+        if len(steps) <= in_vain:
+            return 0
+        last = max((block.begin for block in self.blocks), default=-1)
+        went_on = bisect_right(self.refused_at, last)
+        return min(went_on, bisect_right(self.refused, steps[in_vain]))
 
     def changes(self) -> list[tuple[int, int, Block]]:
         """All events as (index, bytes added or removed, block)."""
