@@ -15,8 +15,7 @@ use crate::record::device_gauge::RUNGS;
 use crate::record::dump::origins::Origins;
 use crate::record::facts::Process;
 use crate::record::held::peak_ratio;
-use crate::record::{BlockEntry, BlockState as MapState, Reader, SiteId};
-use std::collections::BTreeSet;
+use crate::record::{Reader, SiteId};
 
 /// Small blocks listed one by one; beyond them, those of a slab are listed as one. A dump of so
 /// many has some tens of MiB.
@@ -152,16 +151,8 @@ fn device(
         segments: segments(snapshot, id, origins),
         torn: 0,
         unrecorded: state::Sum::default(),
-        sent: reader.map(|reader| sent(reader, id)).unwrap_or_default(),
+        sent: origins.sent(id),
     })
-}
-
-fn sent(reader: &Reader<'_>, device: u32) -> BTreeSet<u64> {
-    let blocks = reader.blocks().entries.into_iter();
-    let is_sent = |(block, state): &(BlockEntry, MapState)| {
-        block.is_sent && u32::from(block.device) == device && *state == MapState::Live
-    };
-    blocks.filter(is_sent).map(|(block, _)| block.address).collect()
 }
 
 fn held(segment_stats: &SegmentStats) -> Held {

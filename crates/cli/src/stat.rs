@@ -11,7 +11,7 @@ use gruyere_record::histogram::Counts;
 use gruyere_record::layout::Degraded;
 use gruyere_record::reader::{Cursor, DeviceSnapshot};
 use gruyere_record::sites::{Phase, live_blocks};
-use gruyere_record::{BlockEntry, BlockState, DeviceGauge, LIFETIME_NAMES, Reader, SegmentKind};
+use gruyere_record::{BlockState, DeviceGauge, LIFETIME_NAMES, Reader, SegmentKind};
 use serde_json::{Map, Value, json};
 
 use crate::amounts::bytes;
@@ -142,14 +142,10 @@ fn value(reader: &Reader, devices: &[DeviceSnapshot]) -> Value {
     let sites = reader.sites();
     let with_phases = |snapshot: &DeviceSnapshot| {
         let mut value = device(snapshot);
-        let sent = |(block, state): &&(BlockEntry, BlockState)| {
-            let is_here = u32::from(block.device) == snapshot.device;
-            is_here && block.is_sent && *state == BlockState::Live
-        };
-        let sent = blocks.entries.iter().filter(sent).map(|(block, _)| block.size);
+        let live = live_blocks(&blocks.entries, &segments.entries, snapshot.device);
+        let sent = live.iter().filter(|block| block.is_sent).map(|block| block.size);
         value["sent_bytes"] = json!(sent.fold(0, u64::saturating_add));
         if !sites.is_empty() {
-            let live = live_blocks(&blocks.entries, &segments.entries, snapshot.device);
             let bytes = auto_by_phase(&live, &sites);
             let names = Phase::ALL.map(Phase::name);
             value["auto_live_bytes_by_phase"] =

@@ -336,11 +336,12 @@ def _beside(rows: list[Row], on_gpu: bool) -> list[str]:
     by = most if least == most else f"{least} to {most}"
     if not on_gpu:
         # The libraries take the same beside each allocator.
-        is_much = all(row.beside_peak > row.physical_peak * _BESIDE for row in completed)
+        if any(row.beside_peak <= row.physical_peak * _BESIDE for row in completed):
+            return []
         return [
             f"Of what is held, {by} or more is no allocator's: other libraries of the program took "
             "it from the driver (CuPy, numba, NCCL)."
-        ] * is_much
+        ]
     return [
         f"Beside what the allocator held, the device's memory in use grew by {by}: libraries and "
         "kernels, and another process if one used the GPU meanwhile."

@@ -227,7 +227,7 @@ def analyse(
     return {
         "peak": {**_peak(live, most, at, history, in_vain), "refused": tried},
         "requested_peak": history.requested_peak,
-        "growth": _growth(history, in_vain),
+        "growth": _growth(history, in_vain, since),
         "steps": scope(history, changes, partial, in_vain),
         "timeline": _timeline(changes, history.events, seen),
         "sequence": _sequence(history),
@@ -288,16 +288,14 @@ def collapsed(path: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
 
 
-def _growth(history: History, in_vain: int = 0) -> Optional[dict[str, Any]]:
+def _growth(history: History, in_vain: int, since: int) -> Optional[dict[str, Any]]:
     """The memory that each step leaves behind at the end of the last one, at lines where every step
     but the last left some: the last step's may still be freed, and memory that only the first step
     left is not growth. What a program makes after its optimiser's step counts to the next step, so
     the first step need not have left any at a line that kept nothing then; then it is `unsure` and
     a queue may hold it. None if there are fewer than three steps, or if it is little. Steps made
-    in vain are none of them, nor is what was requested until the last refusal."""
+    in vain are none of them, nor is what was requested before event `since`."""
     steps = history.seen.steps[in_vain:]
-    tried = history.tried(in_vain)
-    since = history.refused_at[tried - 1] if tried else 0
     if len(steps) < 3 or not history.told:
         return None
     end = steps[-1]

@@ -29,7 +29,7 @@ use std::collections::HashSet;
 pub use crate::dump::concluded::{Accused, Cause, Conclusion};
 pub use crate::dump::concluded::{MOST_COLUMNS, MOST_LINES};
 use crate::dump::state::{DeviceState, State};
-use crate::sites::{By, Frame, Site, SiteId, Usage, usage};
+use crate::sites::{By, Frame, Site, SiteId, Sites, Usage, usage};
 use callers::Callers;
 pub use evidence::device_of;
 use evidence::{Evidence, Refused};
@@ -64,6 +64,12 @@ struct Finding {
 }
 
 impl Finding {
+    /// Whether a site is of the lines whose memory the sentence counts.
+    fn counts(&self, sites: &Sites, site: SiteId) -> bool {
+        let is_it = |&of: &SiteId| of != SiteId::NONE && sites.are_of_one_line(of, site);
+        is_it(&self.names) || self.counts.iter().any(is_it)
+    }
+
     /// Bytes of it that each step has left; 0 if it does not grow, or the line is not known.
     fn bytes_a_step(&self) -> u64 {
         self.accused.as_ref().map_or(0, |accused| accused.bytes_a_step)
@@ -218,13 +224,7 @@ fn is_of_one_kind(evidence: &Evidence<'_>, of: &Usage) -> bool {
 /// finding counts; a line that calls others is named once.
 fn holders_told(evidence: &Evidence<'_>, first: &Finding, said: &mut Vec<String>) {
     let Evidence { live, sites, names, now, .. } = evidence;
-    let named = first.names;
-    let counted = [&[named], &first.counts[..]].concat();
-    let is_told_of = |usage: &&Usage| {
-        let is_it =
-            |&site: &SiteId| site != SiteId::NONE && sites.are_of_one_line(site, usage.site);
-        counted.iter().any(is_it)
-    };
+    let is_told_of = |usage: &&Usage| first.counts(sites, usage.site);
     let found = usage(live, sites, By::Line, *now);
     let has_told = found.iter().any(|usage| is_told_of(&usage));
     // A remnant says nothing.
@@ -234,7 +234,7 @@ fn holders_told(evidence: &Evidence<'_>, first: &Finding, said: &mut Vec<String>
         let called = names.frame(evidence.callers.of_site(sites, id)?);
         (!said.iter().any(|said| said.contains(&called))).then_some(called)
     };
-    if has_told && let Some(called) = called(named, said) {
+    if has_told && let Some(called) = called(first.names, said) {
         said.push(format!("That line is called from {called}"));
     }
     for (number, usage) in told.enumerate() {

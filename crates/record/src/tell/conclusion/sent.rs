@@ -4,7 +4,6 @@
 use super::evidence::Evidence;
 use super::words::bytes;
 use super::{Advice, Cause, Finding};
-use crate::sites::SiteId;
 
 /// From this share of live memory on (one part in so many), what was sent is worth a sentence.
 const LEAST_SHARE: u64 = 20;
@@ -32,13 +31,11 @@ pub fn advice(evidence: &Evidence<'_>, finding: &Finding) -> Option<Advice> {
     if !matches!(finding.cause, Cause::Leak | Cause::Cache | Cause::Collected | Cause::Full) {
         return None;
     }
-    let named = [&[finding.names], &finding.counts[..]].concat();
-    let is_named = |site: SiteId| {
-        let is_it = |&of: &SiteId| of != SiteId::NONE && evidence.sites.are_of_one_line(of, site);
-        named.iter().any(is_it)
-    };
     let (mut all, mut sent) = (0u64, 0u64);
-    for block in evidence.live.iter().filter(|block| is_named(block.site)) {
+    for block in &evidence.live {
+        if !finding.counts(evidence.sites, block.site) {
+            continue;
+        }
         all = all.saturating_add(block.size);
         sent = sent.saturating_add(if block.is_sent { block.size } else { 0 });
     }

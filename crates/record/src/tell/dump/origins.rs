@@ -5,14 +5,16 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::state::Training;
 use crate::sites::{Phase, Site, SiteId, Sites, fill_from_slabs};
-use crate::{BlockEntry, Reader};
+use crate::{BlockEntry, BlockState, Reader};
 
-/// The sites of a record's blocks.
+/// What a record says of blocks: their sites, and which were sent.
 #[derive(Clone, Debug, Default)]
 pub struct Origins {
     known: Sites,
     /// By device and address.
     blocks: HashMap<(u8, u64), SiteId>,
+    /// Live blocks that were sent to other processes, by device and address.
+    sent: BTreeSet<(u8, u64)>,
     /// Numbers given so far.
     numbers: HashMap<SiteId, SiteId>,
     told: Vec<Site>,
@@ -21,12 +23,15 @@ pub struct Origins {
 impl Origins {
     /// Reads the sites of a record's blocks now.
     pub fn read(reader: &Reader<'_>) -> Self {
-        let origins = Self::of_sites(reader.sites());
+        let mut origins = Self::of_sites(reader.sites());
+        let entries = reader.blocks().entries;
+        let sent =
+            entries.iter().filter(|(block, state)| block.is_sent && *state == BlockState::Live);
+        origins.sent = sent.map(|(block, _)| (block.device, block.address)).collect();
         if origins.known.is_empty() {
             return origins;
         }
-        let mut blocks: Vec<BlockEntry> =
-            reader.blocks().entries.into_iter().map(|(block, _)| block).collect();
+        let mut blocks: Vec<BlockEntry> = entries.into_iter().map(|(block, _)| block).collect();
         fill_from_slabs(&mut blocks, &reader.segments().entries);
         let is_told = |block: &&BlockEntry| block.site != SiteId::NONE;
         let place = |block: &BlockEntry| ((block.device, block.address), block.site);
@@ -44,6 +49,12 @@ impl Origins {
         let place = u8::try_from(device).ok().map(|device| (device, address));
         let site = place.and_then(|place| self.blocks.get(&place)).copied();
         self.number(site.unwrap_or_default())
+    }
+
+    /// Addresses of a device's live blocks that were sent to other processes.
+    pub fn sent(&self, device: u32) -> BTreeSet<u64> {
+        let of_device = self.sent.iter().filter(|block| u32::from(block.0) == device);
+        of_device.map(|block| block.1).collect()
     }
 
     /// The number in the file of a site of the record.
