@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 /// The C files of a folder, in order.
 fn sources(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let named = |error| std::io::Error::other(format!("{}: {error}", folder.display()));
     let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder)? {
+    for entry in std::fs::read_dir(folder).map_err(named)? {
         let path = entry?.path();
         if path.extension().is_some_and(|ending| ending == "c") {
             found.push(path);
@@ -17,7 +18,9 @@ fn sources(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
 }
 
 fn main() -> std::io::Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    // The running build's, not the one that compiled this: checkouts may share CARGO_TARGET_DIR.
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").ok_or(std::io::ErrorKind::NotFound)?;
+    let root = Path::new(&package).join("../..");
     let gpu = root.join("tests/gpu");
     // The canaries first: the linker resolves their use of the probe's files in the later library.
     for name in ["canaries", "probe"] {

@@ -122,10 +122,12 @@ enum Write {
     Site,
 }
 
-/// The repository's root.
+/// The root of the checkout that this runs in, which need not be the one that built it: checkouts
+/// may share CARGO_TARGET_DIR.
 fn root() -> PathBuf {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest.ancestors().nth(2).unwrap_or(manifest).to_path_buf()
+    let run_by_cargo = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    let package = run_by_cargo.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    package.ancestors().nth(2).unwrap_or(&package).to_path_buf()
 }
 
 fn test(root: &Path, all: bool, only: Option<&str>) -> Result<(), String> {
