@@ -39,6 +39,10 @@ pub struct Arguments {
     /// Run on the stand-in GPU, which keeps books of memory and computes nothing.
     #[arg(long)]
     stand_in: bool,
+    /// Run the first of this many ranks, without the others, whose collectives exchange nothing;
+    /// needs --stand-in.
+    #[arg(long, value_name = "COUNT", value_parser = sandbox::count)]
+    ranks: Option<NonZeroU32>,
     /// Seconds after which a run counts as hung.
     #[arg(long, value_name = "SECONDS", value_parser = sandbox::count,
           default_value_t = NonZeroU32::new(86_400).unwrap())]

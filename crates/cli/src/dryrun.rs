@@ -44,6 +44,8 @@ Examples:
                                     on any GPU of 24 GiB, torch's allocator only
   gruyere dryrun --gpu a100-80 --sweep batch=--batch-size:1..64 train.py
                                     the largest batch that fits
+  gruyere dryrun --gpu h100-80 --ranks 8 fsdp.py
+                                    as torchrun --nproc-per-node 8 fsdp.py
   gruyere dryrun --sweep batch=1,2,4,8 train.py --batch-size {batch}
   gruyere dryrun --max-gb 79 --json=dry.json train.py
                                     for continuous integration
@@ -52,7 +54,7 @@ Examples:
                                     runs` compares it with the last one
 
 Options go before the program; everything after the program is passed to it. The program runs as \
-one process on one device.
+one process on one device, with --ranks as the first of a job.
 
 Exit codes: 0 it fits; 1 the program failed, in some rows or in all; 2 wrong arguments, or no \
 torch or no stand-in; 3 it does not fit; 4 the answer (fits or not) can't be trusted: the \
@@ -74,6 +76,10 @@ pub struct Arguments {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAMES",
           default_values_t = [Allocator::Gruyere, Allocator::Torch, Allocator::Expandable])]
     alloc: Vec<Allocator>,
+    /// Run the first of this many ranks (FSDP, DDP, ZeRO), without the others: its process groups
+    /// have this size, and exchange nothing.
+    #[arg(long, value_name = "COUNT", value_parser = sandbox::count)]
+    ranks: Option<NonZeroU32>,
     /// Vary an argument of the program: `batch=--batch-size:1..64` finds the largest value that
     /// fits, `batch=1,2,4` runs each value ({batch} stands for it in the program's arguments).
     #[arg(long, value_name = "NAME=VALUES")]

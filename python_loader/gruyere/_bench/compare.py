@@ -220,6 +220,11 @@ class Comparison:
         self.began = time.monotonic()
         # For the user's own programs.
         self.box: Optional[Box] = None
+        if request.get("ranks") is not None and not request["stand_in"]:
+            raise GruyereError(
+                f"--ranks {request['ranks']}: the other ranks exchange nothing, and a GPU would "
+                "compute with that: add --stand-in, or name no --ranks"
+            )
         self.going = Going()
 
     def run(self) -> int:
@@ -275,6 +280,7 @@ class Comparison:
                 "fit": not self.request["no_fit"],
                 "allocators": self.request["allocators"],
                 "conf": self.request["conf"],
+                "ranks": self.request.get("ranks"),
             },
         )
         programs = [Program(name, []) for name in self.request["program"]]
@@ -448,6 +454,7 @@ class Comparison:
             program.program if program.module else None,
             program.arguments,
             self.request["python_options"],
+            self.request.get("ranks"),
         )
         return run_launch(
             self.contenders[index], machine, self.box, self.going, launch, steps, memory, seconds,

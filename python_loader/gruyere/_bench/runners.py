@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
+from .. import _job
 from .._sandbox import Box, Run, behind, remedy
 from .machine import Machine
 from .measure import FAILED, GONE, Result
@@ -169,6 +170,8 @@ class Launch:
     module: Optional[str]
     arguments: list[str]
     python_options: list[str]
+    ranks: Optional[int] = None
+    """Run as the first of so many ranks, without the others."""
 
 
 class Going:
@@ -226,13 +229,15 @@ def run_launch(
     request = {
         "allocator": contender.allocator, "memory": memory, "steps": steps,
         "script": launch.script, "module": launch.module, "arguments": launch.arguments,
-        "answer": str(answer), "closed": box.closed, "parts": parts,
+        "answer": str(answer), "closed": box.closed, "parts": parts, "ranks": launch.ranks,
     }  # fmt: skip
     command = [
         sys.executable, *launch.python_options, "-m", "gruyere._bench", "script",
         json.dumps(request),
     ]  # fmt: skip
     environment = contender.environment(machine, of_users=True)
+    if launch.ranks is not None:
+        environment.update(_job.environment(launch.ranks))
     run = going.start(box, command, environment, log.file, folder=folder)
     try:
         code, reason = box.wait(run, seconds)

@@ -17,6 +17,7 @@ from .. import _early_end, _launch, _stand_in, _startup
 from .._dryrun.answers import Answers
 from .._dryrun.settings import Settings
 from .._imports import when_imported
+from .._job import Job, unused
 from .._sandbox import remedy, remedy_for_stdin
 from .._sandbox.reach import Reach
 from .._steps import _Leader
@@ -36,7 +37,11 @@ def main(text: str) -> None:
     watch.settings.watch()
     if _stand_in.OWNER in os.environ:
         # It invents what the program reads from the device.
-        Answers().watch()
+        answers = Answers()
+        answers.watch()
+        if request["ranks"] is not None:
+            watch.job = Job(request["ranks"], answers.answered)
+            watch.job.watch()
     run(watch, request)
 
 
@@ -84,6 +89,8 @@ class Watch:
     wants_parts = False
     # Keeps the allocator that the row names. A dry run has its own.
     settings: Optional[Settings] = None
+    # If the program is the first rank of several.
+    job: Optional[Job] = None
     # Whether the program was ended, which it may report as an error of its own (IPython does).
     is_enough = False
 
@@ -183,6 +190,9 @@ class Watch:
             return found
         if self.torch is None:
             found.outcome, found.reason = FAILED, measure.NO_TORCH
+            return found
+        if self.job is not None and not self.job.is_used:
+            found.outcome, found.reason = FAILED, unused(self.job.ranks)
             return found
         if not found.host_ns:
             # Without an optimiser, the whole run is one step.

@@ -121,7 +121,9 @@ def markdown(report: Report) -> str:
             for row in program.rows
             if row.conf
         ]
-        below = [*failed, *beside, *set_to, *ignored]
+        ranks = report.settings["ranks"]
+        alone = [] if ranks is None else [wrapped(_ALONE.format(ranks=ranks))]
+        below = [*failed, *alone, *beside, *set_to, *ignored]
         text += ["", *below] if below or not on_gpu else []
     if not on_gpu:
         rows = [row for program in report.programs for row in program.rows]
@@ -137,6 +139,10 @@ def markdown(report: Report) -> str:
     return "\n".join(text) + "\n"
 
 
+_ALONE = (
+    "Of {ranks} ranks the first ran, beside others that exchange nothing: one that holds another "
+    "part of the model (a stage of a pipeline) may differ."
+)
 _INVENTED = (
     "The stand-in GPU invents what a program reads from the device, and a failure may come from "
     "such a value: `gruyere dryrun` names the lines that read one."

@@ -13,6 +13,7 @@ from typing import Any, Optional
 
 from .._bench.measure import COMPLETED, OUT_OF_MEMORY
 from .._bench.work import apart
+from .._job import unused
 from .amounts import size
 from .gpus import GIB
 from .masks import SELECTED
@@ -44,6 +45,7 @@ _ALIKE = 1000
 # Facts of a run that do not describe the machine.
 _TOLD = (
     "answered", "left_out", "sizing", "never_stepped", "short", "has_rest", "rest", "trials",
+    "job",
 )  # fmt: skip
 # The phase of a peak that is none of the steps'.
 AFTER = "after the steps"
@@ -128,7 +130,7 @@ def made(
             "script": script, "module": module, "arguments": list(arguments),
             "command": " ".join([*program, *arguments]), "python_options": asked["python_options"],
             "steps_asked": asked["steps"], "steps": first.found.steps,
-            "left_out": first.found.facts.get("left_out", []),
+            "left_out": first.found.facts.get("left_out", []), "ranks": asked["ranks"],
         },
         "machine": {
             **{key: value for key, value in first.found.facts.items() if key not in _TOLD},
@@ -340,12 +342,13 @@ def _fixed(gpu: dict[str, Any], first: Ran) -> list[dict[str, Any]]:
             "more (pytorch/pytorch#86509); the memory that cublasCreate takes is not published "
             "(pytorch/pytorch#128601)",
         },
-        *_unknown(first.unknown),
+        *_unknown(first.unknown, first.found.facts.get("job") is not None),
     ]  # fmt: skip
 
 
-def _unknown(calls: Optional[dict[str, int]]) -> list[dict[str, Any]]:
-    """The memory that libraries need beside their operands: one row per library called."""
+def _unknown(calls: Optional[dict[str, int]], has_ranks: bool) -> list[dict[str, Any]]:
+    """The memory that libraries need beside their operands: one row per library called. Several
+    ranks (`has_ranks`) call NCCL, though the one that was run did not."""
 
     def row(name: str, source: str) -> dict[str, Any]:
         return {"name": name, "bytes": None, "known": False, "held": False, "source": source}
@@ -359,6 +362,8 @@ def _unknown(calls: Optional[dict[str, int]]) -> list[dict[str, Any]]:
             said = [f"{call} x{count}" for call, count in of.most_common(3)]
             more = [f"{len(of) - 3} more calls"] if len(of) > 3 else []
             rows.append(row(name, f"unknown, {why}: " + ", ".join(said + more)))
+        elif prefix == "nccl" and has_ranks:
+            rows.append(row(name, f"unknown, {why}"))
     return rows
 
 
@@ -369,6 +374,7 @@ def _trust(
     analysis = first.found.analysis or {}
     # It made the steps as well.
     longest = rest.whole if rest.whole is not None and rest.whole.found.analysis else first
+    reasons += _job(first.found.facts.get("job"))
     if first.loop is not None:
         reasons.append(f"it ran out of memory {in_a_loop(first.loop)}")
     differ = small = None
@@ -450,6 +456,20 @@ def _trust(
         "host_reads": longest.host_reads,
         "managed": longest.managed,
     }
+
+
+def _job(job: Optional[dict[str, Any]]) -> list[str]:
+    """Why the first rank of a job does not stand for the others, if it does not."""
+    if job is None:
+        return []
+    if not job["is_used"]:
+        return [unused(job["ranks"])]
+    if job["sends"]:
+        return [
+            "its ranks send to each other, as the stages of a pipeline do: each holds another part "
+            "of the model, and only the first was run"
+        ]
+    return []
 
 
 def _rows_differ(first: Ran, plain: list[Ran]) -> list[str]:

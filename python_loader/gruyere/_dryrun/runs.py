@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
+from .. import _job
 from .._bench.machine import Machine
 from .._bench.measure import COMPLETED, FAILED, FAULTS, OUT_OF_MEMORY
 from .._bench.runners import Contender, Log, blame
@@ -201,12 +202,15 @@ class Runner:
             "script": self.request.get("script"), "module": self.request.get("module"),
             "arguments": plan.arguments, "answer": str(answer), "progress": writable,
             "analysed": plan.analysed, "rest": plan.rest, "closed": self.box.closed,
+            "ranks": self.request["ranks"],
         }  # fmt: skip
         environment = Contender(plan.allocator).environment(self.machine, of_users=True)
         environment.update(
             device(plan), PHANTOM_BOOKS=f"{books}.%p", PHANTOM_CONTEXTS=f"{contexts}/%p"
         )
-        # The stand-in has one device, which no setting of the caller may hide.
+        if self.request["ranks"] is not None:
+            environment.update(_job.environment(self.request["ranks"]))
+        # The stand-in's devices are the program's, which no setting of the caller may hide.
         environment.pop("CUDA_VISIBLE_DEVICES", None)
         command = [
             sys.executable, *self.request["python_options"], "-m", "gruyere._dryrun", "worker",

@@ -181,12 +181,20 @@ def _inside(rest: dict[str, Any]) -> str:
 def _these(report: dict[str, Any]) -> str:
     """What fits: the steps that ran. A program without steps ran to its end."""
     steps, asked = report["program"]["steps"], report["program"]["steps_asked"]
+    rank = first_rank(report)
+    of = f" of {rank}" if rank else ""
     if not steps:
-        return ""
+        return of
     if steps < asked:
         made = f"{steps} step{'s' * (steps != 1)}"
-        return f" the {made} that it made ({asked} were asked)"
-    return " this step" if steps == 1 else f" these {steps} steps"
+        return f" the {made} that it made ({asked} were asked){of}"
+    return f" this step{of}" if steps == 1 else f" these {steps} steps{of}"
+
+
+def first_rank(report: dict[str, Any]) -> str:
+    """What ran, if it is one of several ranks."""
+    ranks = report["program"].get("ranks")
+    return "" if ranks is None else f"the first of {ranks} ranks"
 
 
 def _unfit(report: dict[str, Any], gpu: dict[str, Any], is_trusted: bool) -> str:
@@ -266,6 +274,12 @@ def scope(report: dict[str, Any]) -> list[str]:
         said.append(
             f"The dry run covers the first {ran}, not what comes later ({later}): --steps COUNT "
             "runs more."
+        )
+    ranks = program.get("ranks")
+    if ranks is not None:
+        said.append(
+            f"Of {ranks} ranks the first was run, beside others that exchange nothing: each rank "
+            "needs a GPU of its own, and one that holds another part of the model may need more."
         )
     if rest:
         at = f" at {rest['line']}" if rest["line"] else ""

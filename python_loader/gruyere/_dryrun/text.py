@@ -11,7 +11,7 @@ from typing import Any, Optional
 from .._bench.measure import OUT_OF_MEMORY
 from .amounts import signed, size, times
 from .runs import RANDOM, ROOM, Plan, called
-from .sentences import runs, scope, sizes_itself, verdict
+from .sentences import first_rank, runs, scope, sizes_itself, verdict
 
 SILICON = "Not checked against silicon: no GPU has run the program."
 LEFT_OUT = "Each row uses the allocator that it names."
@@ -63,13 +63,14 @@ def _head(report: dict[str, Any], width: int) -> str:
     why = "it ran out of memory" if is_out else "the program ended by itself"
     ended = "" if steps >= asked else f" ({asked} requested; {why})"
     left_out = "; ".join(report["program"]["left_out"])
+    rank = first_rank(report)
     lines = [
         _cut(runs(report), width),
         _wrapped(verdict(report), width),
         "",
         _wrapped(
             f"{report['program']['command']}: {steps} step{'s' * (steps != 1)}{ended}, torch "
-            f"{report['machine'].get('torch', '?')} on a simulated "
+            f"{report['machine'].get('torch', '?')}{rank and f', {rank}'} on a simulated "
             f"{' / '.join(gpu['name'] for gpu in report['gpus'])}. {SILICON}",
             width,
         ),

@@ -12,6 +12,7 @@ from typing import Any, Optional
 
 from .._bench.measure import COMPLETED, FAILED, OUT_OF_MEMORY, Result, causes, is_out_of_memory
 from .._bench.script import Enough, Watch, run
+from .._job import Job, unused
 from .._sandbox.reach import Reach
 from .answers import Answers
 from . import standing
@@ -85,6 +86,10 @@ class Worker(Watch):
         self.stops.watch()
         self.answers = Answers()
         self.answers.watch()
+        self.job: Optional[Job] = None
+        if request["ranks"] is not None:
+            self.job = Job(request["ranks"], self.answers.answered)
+            self.job.watch()
         self.settings = Settings(request["allocator"])
         self.settings.watch()
         self.optimizers = Optimizers()
@@ -239,6 +244,9 @@ class Worker(Watch):
                 "If its child processes do, give the script that one of them runs"
             )
             return found
+        if found.outcome == COMPLETED and self.job is not None and not self.job.is_used:
+            found.outcome, found.reason = UNUSABLE, unused(self.job.ranks)
+            return found
         result = super().result()
         if self.torch is not None:
             # The kernels in this build of torch.
@@ -246,6 +254,7 @@ class Worker(Watch):
             found.facts["metadata"] = hasattr(self.torch._C, "_cuda_setMemoryMetadata")
             found.facts["answered"] = dict(self.answers.answered)
             found.facts["left_out"] = sorted(self.settings.left_out)
+            found.facts["job"] = None if self.job is None else self.job.facts()
             found.facts["sizing"] = self.sizing.facts(self.torch)
             found.facts["never_stepped"] = self.optimizers.never()
             found.facts["has_rest"] = self.rest.feeding is not None

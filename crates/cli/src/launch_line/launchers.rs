@@ -22,6 +22,9 @@ struct Launcher {
     without: &'static [&'static str],
     /// Its options that become variables of the program's environment.
     settings: &'static [Setting],
+    /// Its options, with `_` in their names, for the ranks of a node (or of all nodes) and for the
+    /// nodes.
+    ranks: (&'static str, &'static str),
 }
 
 /// An option of a launcher, with `_` in its name, and the variable that its value becomes.
@@ -31,8 +34,13 @@ struct Setting {
     value: fn(&str) -> String,
 }
 
-const TORCHRUN: Launcher =
-    Launcher { environment: ONE_RANK, argument: None, without: &[], settings: &[] };
+const TORCHRUN: Launcher = Launcher {
+    environment: ONE_RANK,
+    argument: None,
+    without: &[],
+    settings: &[],
+    ranks: ("--nproc_per_node", "--nnodes"),
+};
 
 const TORCH_LAUNCH: Launcher = Launcher {
     argument: Some("--local-rank=0"),
@@ -40,8 +48,12 @@ const TORCH_LAUNCH: Launcher = Launcher {
     ..TORCHRUN
 };
 
-const DEEPSPEED: Launcher =
-    Launcher { argument: Some("--local_rank=0"), without: &["--no_local_rank"], ..TORCHRUN };
+const DEEPSPEED: Launcher = Launcher {
+    argument: Some("--local_rank=0"),
+    without: &["--no_local_rank"],
+    ranks: ("--num_gpus", "--num_nodes"),
+    ..TORCHRUN
+};
 
 /// It gives a single process no ranks.
 const ACCELERATE: Launcher = Launcher {
@@ -58,6 +70,8 @@ const ACCELERATE: Launcher = Launcher {
             value: str::to_uppercase,
         },
     ],
+    // Of all nodes.
+    ranks: ("--num_processes", ""),
     ..TORCHRUN
 };
 
@@ -84,7 +98,8 @@ fn known(program: &Program) -> Option<Launcher> {
 }
 
 /// Why Gruyère's command `ours` cannot run the program, if it is a launcher, with a suggestion.
-pub fn reason(program: &Program, ours: &str) -> Option<String> {
+/// `takes_ranks`: the command can be given `--ranks`.
+pub fn reason(program: &Program, ours: &str, takes_ranks: bool) -> Option<String> {
     let launcher = known(program)?;
     let said = match &program.main {
         Main::Script(file) => file.clone(),
@@ -112,30 +127,53 @@ pub fn reason(program: &Program, ours: &str) -> Option<String> {
              (`accelerate env`) before it too"
         }
     };
+    let (each, nodes) = launcher.ranks(own);
+    let ranks = each.saturating_mul(nodes);
+    let (how, environment, option) = if ranks > 1 && takes_ranks {
+        let node = if nodes > 1 { format!("LOCAL_WORLD_SIZE={each} ") } else { String::new() };
+        ("the first of its ranks then runs alone", node, format!(" --ranks {ranks}"))
+    } else {
+        let environment = launcher.environment.to_owned();
+        ("it then runs as one process on one device", environment, String::new())
+    };
     Some(format!(
         "{said}: a launcher; Gruyère cannot watch the processes that it starts. Name the program \
-         itself; it then runs as one process on one device:\n    {}{}{ours} -- {}{note}",
-        launcher.environment,
+         itself; {how}:\n    {environment}{}{ours}{option} -- {}{note}",
         given.concat(),
         line.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "),
     ))
 }
 
+impl Launcher {
+    /// The ranks of a node and the nodes that the launcher's `words` ask for, each 1 where they do
+    /// not say a number.
+    fn ranks(&self, words: &[String]) -> (u32, u32) {
+        let number = |option| value(option, words).and_then(|text| text.parse().ok()).unwrap_or(1);
+        (number(self.ranks.0), number(self.ranks.1))
+    }
+}
+
 impl Setting {
     /// The variable as a shell reads it before a command, with a space, if the option is among the
-    /// launcher's `words`; of several, the last counts.
+    /// launcher's `words`.
     fn given(&self, words: &[String]) -> Option<String> {
-        let value = words.iter().enumerate().rev().find_map(|(at, word)| {
-            let (name, joined) = match word.split_once('=') {
-                Some((name, joined)) => (name, Some(joined)),
-                None => (word.as_str(), None),
-            };
-            let is_this = name.starts_with("--") && name[2..].replace('-', "_") == self.option[2..];
-            let next = || words.get(at + 1).map(String::as_str);
-            if is_this { joined.or_else(next) } else { None }
-        })?;
+        let value = value(self.option, words)?;
         Some(format!("{}={} ", self.variable, quoted(&(self.value)(value))))
     }
+}
+
+/// The value of the option (with `_` in its name) among the launcher's `words`; of several, the
+/// last counts.
+fn value<'a>(option: &str, words: &'a [String]) -> Option<&'a str> {
+    words.iter().enumerate().rev().find_map(|(at, word)| {
+        let (name, joined) = match word.split_once('=') {
+            Some((name, joined)) => (name, Some(joined)),
+            None => (word.as_str(), None),
+        };
+        let is_this = name.starts_with("--") && name.replace('-', "_") == option.replace('-', "_");
+        let next = || words.get(at + 1).map(String::as_str);
+        if is_this { joined.or_else(next) } else { None }
+    })
 }
 
 /// The program that the launcher's words appear to start, as python's words, and its arguments: the
@@ -209,6 +247,32 @@ mod tests {
         assert_eq!(of(line), format!("{RANK} python train.py --x 1"));
         let line = "deepspeed --num_gpus 1 train.py --deepspeed ds.json";
         assert_eq!(of(line), format!("{RANK} train.py --local_rank=0 --deepspeed ds.json"));
+    }
+
+    #[test]
+    fn ranks_are_proposed_where_the_launcher_starts_several() {
+        assert_eq!(
+            of("torchrun --nproc-per-node=8 train.py --x 1"),
+            "gruyere dryrun --ranks 8 -- train.py --x 1"
+        );
+        assert_eq!(
+            of("torchrun --nnodes 2 --nproc_per_node 4 train.py"),
+            "LOCAL_WORLD_SIZE=4 gruyere dryrun --ranks 8 -- train.py"
+        );
+        assert_eq!(
+            of("accelerate launch --mixed_precision bf16 --num_processes 4 train.py"),
+            "ACCELERATE_MIXED_PRECISION=bf16 gruyere dryrun --ranks 4 -- train.py"
+        );
+        assert_eq!(
+            of("deepspeed --num_gpus 4 train.py --deepspeed ds.json"),
+            "gruyere dryrun --ranks 4 -- train.py --local_rank=0 --deepspeed ds.json"
+        );
+        // The number of GPUs here, a range, the program's own option.
+        for line in
+            ["--nproc_per_node gpu train.py", "--nnodes 1:4 train.py", "train.py --nnodes 2"]
+        {
+            assert!(of(&format!("torchrun {line}")).starts_with("RANK=0 "), "{line}");
+        }
     }
 
     #[test]

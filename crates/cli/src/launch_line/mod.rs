@@ -109,7 +109,10 @@ pub fn read(command: &[OsString], name: &str, options: &[String]) -> Result<Prog
         })?),
     };
     program.arguments = words.into();
-    match launchers::reason(&program, &ours) {
+    let has = |word| options.iter().any(|option| option.split('=').next() == Some(word));
+    // On a GPU, `compare` takes none.
+    let takes_ranks = !has("--ranks") && (name == "dryrun" || has("--stand-in"));
+    match launchers::reason(&program, &ours, takes_ranks) {
         Some(reason) => Err(reason),
         None => Ok(program),
     }
