@@ -71,6 +71,7 @@ class Job:
         """Install the hooks. Call before torch is imported."""
         when_imported("torch.distributed.distributed_c10d", self._groups)
         when_imported("torch.nn.parallel.distributed", _average)
+        when_imported("torch.multiprocessing.spawn", _start)
 
     def facts(self) -> dict[str, Any]:
         return {"ranks": self.ranks, "is_used": self.is_used, "sends": self.sends}
@@ -203,6 +204,24 @@ def _alike() -> Any:
     return found
 
 
+def _start(module: ModuleType) -> None:
+    """torch.multiprocessing.spawn: of the ranks that it would start, the first runs here."""
+    of: Any = vars(module)
+    original = of["start_processes"]
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def start_processes(*arguments: Any, **options: Any) -> Any:
+        bound = signature.bind(*arguments, **options)
+        bound.apply_defaults()
+        given = bound.arguments
+        if given["nprocs"] == 1 or not given["join"]:
+            return original(*arguments, **options)
+        return given["fn"](0, *given["args"])
+
+    of["start_processes"] = start_processes
+
+
 def _average(module: ModuleType) -> None:
     """DistributedDataParallel: its buckets are what their average is. Before torch 2.15 a fake
     group's work has no result, which DistributedDataParallel would not take."""
@@ -215,6 +234,9 @@ def _average(module: ModuleType) -> None:
         done: Any = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
+
+    # torch would take no other than its own classes.
+    average.__annotations__ = {}
 
     @functools.wraps(original)
     def init(self: Any, *arguments: Any, **options: Any) -> None:

@@ -25,8 +25,9 @@ fn communicator(out: Out<usize>, name: &'static str, ranks: i32) -> u32 {
         eprintln!(
             "the stand-in GPU has NCCL for one rank only, and this program asks for {ranks} \
              ({name}): let them use gloo (torch.distributed.init_process_group(\"gloo\"), \
-             ddp_backend=\"gloo\" in TrainingArguments), or start one rank (--nproc-per-node \
-             1, WORLD_SIZE=1)"
+             ddp_backend=\"gloo\" in TrainingArguments), run the first of them without the others \
+             (`gruyere dryrun --ranks {ranks}`, `gruyere compare --stand-in --ranks {ranks}`), or \
+             start one rank (--nproc-per-node 1, WORLD_SIZE=1)"
         );
         return INVALID_USAGE;
     }
