@@ -211,9 +211,10 @@ def _import_torch() -> Any:
 
 def _swap(torch: Any, settings: dict[str, object], automatic: bool) -> Enabled:
     _check_torch(torch)
+    # First: where there is no CUDA, no setting of a fleet's environment may end a program.
+    _check_cuda(torch)
     limit = _limit(settings)
     whole = conf.checked({**({"limit": limit} if limit else {}), **settings})
-    _check_cuda(torch)
     chosen, why, allocator = _take(torch, whole)
     if chosen == "native":
         _watch_changes(torch)

@@ -238,3 +238,29 @@ fn a_notebooks_cell_is_named_by_the_number_of_its_last_run() {
     assert_eq!(words(&read()), ["In[17]:4 in step", "In[3]:1"]);
     assert_eq!(read().frames[0].file, "/tmp/ipykernel_42/1234567.py/In[17]");
 }
+
+#[test]
+fn what_compiled_training_makes_is_none_of_a_forward_without_gradients() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path(), 1 << 12);
+    // As `torch.compile` runs a forward whose backward will come, with the cache in a folder of the
+    // user's; a plain forward below it in `torch.no_grad()`.
+    let hash = "cy5idtj6".to_owned() + &"a2".repeat(22);
+    let code = record.frame(&format!("/cache/y5/{hash}.py"), "call", 924);
+    let torch = "/venv/lib/python3.12/site-packages/torch/_functorch/_aot_autograd/";
+    let wrapper = format!("{torch}runtime_wrappers.py");
+    let compiled = record.frame(&wrapper, "CompiledFunction.forward", 3540);
+    let program = record.frame("/home/me/train.py", "step", 7);
+    let site = |frames: &[_]| {
+        let new = NewSite { frames, phase: Phase::Forward, no_grad: true, ..NewSite::default() };
+        record.site(&new)
+    };
+    let trains = site(&[code, compiled, program]);
+    let infers = site(&[code, record.frame(&wrapper, "runtime_wrapper", 700), program]);
+    let reader = Reader::own(record).unwrap();
+    let sites = reader.sites();
+    assert!(!sites.get(trains).unwrap().no_grad && sites.get(infers).unwrap().no_grad);
+    for site in [trains, infers] {
+        assert_eq!(sites.get(site).unwrap().line().unwrap().file, "/home/me/train.py");
+    }
+}

@@ -314,7 +314,8 @@ def _growth(history: History, in_vain: int, since: int) -> Optional[dict[str, An
     grown, late = {}, {}
     for line, of in left.items():
         if all(of[step] for step in range(last)):
-            grown[line] = sum(of[step] for step in range(last)) // last
+            # The first step has what came before it too (a buffer that is filled first).
+            grown[line] = sum(of[step] for step in range(1, last)) // (last - 1)
         elif line not in let_go and not of[0] and all(of[step] for step in range(1, last + 1)):
             late[line] = min(of[step] for step in range(1, last + 1))
     is_unsure = sum(late.values()) >= LITTLE

@@ -183,8 +183,23 @@ impl Frame {
             ["torch_geometric.", "__main___"].iter().any(|part| name.starts_with(part))
                 || (folder == "/tmp"
                     && ["_propagate_", "_edge_updater_"].iter().any(|part| name.contains(part)));
-        is_of_a_layer || self.file.contains("/torchinductor_")
+        is_of_a_layer || self.file.contains("/torchinductor_") || is_of_inductor(name)
     }
+
+    /// Whether the frame is the forward of a function that torch.compile has made to train. It
+    /// runs as a `torch.autograd.Function`, whose gradients are off while its backward will need
+    /// what it allocates.
+    fn is_compiled_forward(&self) -> bool {
+        self.file.contains("/torch/_functorch/_aot_autograd/") && self.function.ends_with("forward")
+    }
+}
+
+/// Whether a file's name is one that Inductor gives to what it has compiled, wherever its cache
+/// lies: `c` and 51 digits of a hash in base 32 (`torch/_inductor/codecache.py`, `get_hash`).
+fn is_of_inductor(name: &str) -> bool {
+    let is_digit = |byte: u8| matches!(byte, b'a'..=b'z' | b'2'..=b'7');
+    name.strip_suffix(".py")
+        .is_some_and(|hash| hash.len() == 52 && hash.starts_with('c') && hash.bytes().all(is_digit))
 }
 
 /// A site, for a reader.
@@ -198,7 +213,8 @@ pub struct Site {
     pub phase: Phase,
     /// For a backward: the site of its forward.
     pub forward: SiteId,
-    /// Whether gradients were off, as far as known.
+    /// Whether gradients were off, as far as known: not in the forward of a compiled function that
+    /// trains, though they are off while it runs.
     #[serde(default)]
     pub no_grad: bool,
 }
@@ -501,15 +517,17 @@ impl Sites {
             let depth = (cell.depth.load(Ordering::Relaxed) as usize).min(DEPTH);
             let phase = cell.phase.load(Ordering::Relaxed);
             let numbers = cell.frames[..depth].iter().map(|word| word.load(Ordering::Relaxed));
+            let frames: Vec<Frame> = numbers
+                .filter(|&number| number != 0)
+                .filter_map(|number| frames.get(number as usize).cloned())
+                .collect();
+            let is_compiled = frames.iter().any(Frame::is_compiled_forward);
             Site {
-                frames: numbers
-                    .filter(|&number| number != 0)
-                    .filter_map(|number| frames.get(number as usize).cloned())
-                    .collect(),
+                frames,
                 module: text_at(&cell.module),
                 phase: Phase::from_number(phase as u8),
                 forward: SiteId(cell.forward.load(Ordering::Relaxed)),
-                no_grad: phase & NO_GRAD != 0,
+                no_grad: phase & NO_GRAD != 0 && !is_compiled,
             }
         };
         Self(sites.iter().skip(1).map(site).collect())
