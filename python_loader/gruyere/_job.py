@@ -84,8 +84,8 @@ class Job:
         for name in _SENDING:
             if name in of:
                 of[name] = self._sending(of[name])
-        for name in ("all_gather_object", "gather_object"):
-            of[name] = self._gathering(of[name])
+        of["all_gather_object"] = self._gathering(of["all_gather_object"], "object_list")
+        of["gather_object"] = self._gathering(of["gather_object"], "object_gather_list")
         of["broadcast_object_list"] = self._broadcasting(of["broadcast_object_list"])
         of["scatter_object_list"] = self._scattering(of["scatter_object_list"])
 
@@ -155,19 +155,17 @@ class Job:
 
         return sending
 
-    def _gathering(self, original: Callable[..., None]) -> Callable[..., None]:
+    def _gathering(self, original: Callable[..., None], into: str) -> Callable[..., None]:
         signature = inspect.signature(original)
 
         @functools.wraps(original)
         def gather(*arguments: Any, **options: Any) -> None:
             given = signature.bind(*arguments, **options).arguments
-            gathered, one, *_ = given.values()
-            if original.__name__ == "gather_object":
-                # Its order is the other.
-                gathered, one = given.get("object_gather_list"), given["obj"]
+            # None where another rank gathers.
+            gathered = given.get(into) or []
             self.answered[EXCHANGED] += 1
-            for index in range(len(gathered or ())):
-                gathered[index] = copy.deepcopy(one)
+            for index in range(len(gathered)):
+                gathered[index] = copy.deepcopy(given["obj"])
 
         return gather
 
@@ -184,10 +182,11 @@ class Job:
         @functools.wraps(original)
         def scatter_object_list(*arguments: Any, **options: Any) -> None:
             given = signature.bind(*arguments, **options).arguments
-            out, scattered, *_ = given.values()
+            scattered = given.get("scatter_object_input_list")
             self.answered[EXCHANGED] += 1
+            # None where another rank scatters.
             if scattered:
-                out[0] = copy.deepcopy(scattered[0])
+                given["scatter_object_output_list"][0] = copy.deepcopy(scattered[0])
 
         return scatter_object_list
 

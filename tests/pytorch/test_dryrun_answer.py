@@ -16,7 +16,8 @@ KEPT = ROOT / "crates" / "cli" / "tests" / "dryrun_answer.json"
 def answer():
     """An answer with a row that completed and one that failed."""
     asked = {
-        "script": "train.py", "python_options": [], "steps": 3, "max_gb": None, "name": "train",
+        "script": "train.py", "python_options": [], "steps": 3, "max_gb": None, "ranks": None,
+        "name": "train",
         "gruyere": "0.1.0", "gpus": gpus.chosen([], [], None), "others": [],
     }  # fmt: skip
     arguments = ("--batch", "8")

@@ -75,7 +75,7 @@ assert every == [mine] * 6 and every[1] is not mine
 first = [None] * 6
 dist.gather_object(mine, first, dst=0)
 assert first == [mine] * 6
-dist.gather_object(mine, first if dist.get_rank() == 0 else None)
+dist.gather_object(mine, None, dst=1)
 sent = [mine, 2]
 dist.broadcast_object_list(sent, src=0)
 assert sent == [mine, 2]

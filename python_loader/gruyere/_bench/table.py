@@ -121,7 +121,7 @@ def markdown(report: Report) -> str:
             for row in program.rows
             if row.conf
         ]
-        ranks = report.settings["ranks"]
+        ranks = report.settings.get("ranks")
         alone = [] if ranks is None else [wrapped(_ALONE.format(ranks=ranks))]
         below = [*failed, *alone, *beside, *set_to, *ignored]
         text += ["", *below] if below or not on_gpu else []
