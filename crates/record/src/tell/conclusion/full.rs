@@ -58,7 +58,7 @@ pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {
         let (line, part) = (evidence.names.frame(line), bytes(part));
         says.push_str(&format!(". No backward has run through {line}, which keeps {part}"));
     }
-    let buffer = buffer(evidence);
+    let buffer = buffer(evidence, refused);
     let line = buffer.as_ref().and_then(|Buffer { usage, .. }| {
         Some((usage, evidence.names.place(evidence.sites, usage.site)?))
     });
@@ -184,17 +184,29 @@ const FOREACH: &[&str] =
      `foreach=False` it has them of one weight at a time, with `fused=True` (Adam, AdamW, SGD, \
      Adagrad) none. Else fewer or smaller states, or freeze or shard weights (FSDP, ZeRO)."];
 
+const SAVED: &[&str] =
+    &["To do: of copies (weights for a checkpoint, results to be saved), make each on the host \
+     (.cpu()) before the next; else keep fewer of that line's blocks at once, since the steps \
+     before fitted."];
+const SUMMED: &[&str] =
+    &["To do: if losses of several batches are summed for one backward, call backward() on each \
+     (gradients add up); else a smaller batch, activation checkpointing (torch.utils.checkpoint) \
+     or offloading."];
+
 /// A line outside of modules with much of live memory in many blocks.
 struct Buffer {
     usage: Usage,
+    /// All of its blocks were made in the running step, which has room for no more of them.
+    is_of_this_step: bool,
     /// No backward has run yet: it may be a part of the training, but for what a forward has made.
     may_be_trained: bool,
 }
 
 /// The line outside of modules, no part of the training, with most of live memory in many blocks,
 /// or in a program that trains nothing with much of it: batches and weights fetched ahead, queues,
-/// buffers, datasets.
-fn buffer(evidence: &Evidence<'_>) -> Option<Buffer> {
+/// buffers, datasets. A quarter is much of what the running step alone has made at the line that
+/// asks for more: the steps before fitted without.
+fn buffer(evidence: &Evidence<'_>, refused: &Refused) -> Option<Buffer> {
     let Evidence { live, sites, now, .. } = evidence;
     let (trains, backward_lines) = (evidence.trains(), &evidence.state.training.backward_lines);
     // Before the first backward of a training, only an operation without gradients is known to be
@@ -211,8 +223,18 @@ fn buffer(evidence: &Evidence<'_>) -> Option<Buffer> {
     };
     let buffered: Vec<BlockEntry> = live.iter().filter(is_buffered).copied().collect();
     let much = evidence.live_bytes() / if trains { 2 } else { 4 };
-    let is_most = |line: &Usage| line.blocks >= BUFFERED && line.bytes > much;
-    let usage = usage(&buffered, sites, By::Line, *now).into_iter().next().filter(is_most)?;
+    let is_many = |line: &&Usage, much: u64| line.blocks >= BUFFERED && line.bytes > much;
+    let is_now = |line: &&Usage| {
+        let of_line = |block: &&BlockEntry| sites.are_of_one_line(line.site, block.site);
+        *now >= LEAST_STEPS
+            && sites.are_of_one_line(line.site, refused.site)
+            && is_many(line, evidence.live_bytes() / 4)
+            && buffered.iter().filter(of_line).all(|block| block.step == *now)
+    };
+    let lines = usage(&buffered, sites, By::Line, *now);
+    let of_this_step = lines.iter().find(is_now);
+    let usage = of_this_step.or_else(|| lines.first().filter(|line| is_many(line, much)))?.clone();
+    let is_of_this_step = of_this_step.is_some();
     let blocks: Vec<&BlockEntry> =
         buffered.iter().filter(|block| sites.are_of_one_line(usage.site, block.site)).collect();
     let may_be_trained =
@@ -220,7 +242,7 @@ fn buffer(evidence: &Evidence<'_>) -> Option<Buffer> {
     if may_be_trained && !is_before_forwards(evidence, &blocks) {
         return None;
     }
-    Some(Buffer { usage, may_be_trained })
+    Some(Buffer { usage, is_of_this_step, may_be_trained })
 }
 
 /// The remedy depends on what fills the device.
@@ -233,7 +255,11 @@ fn advice(
     let live = evidence.live_bytes();
     let trains = evidence.trains();
     if let Some(buffer) = buffer {
-        return if buffer.may_be_trained { DATASET } else { BUFFER };
+        return match buffer.may_be_trained {
+            true => DATASET,
+            false if trains && buffer.is_of_this_step => SAVED,
+            false => BUFFER,
+        };
     }
     if has_untrained {
         return UNTRAINED;
@@ -270,6 +296,13 @@ fn advice(
                 "To do: if the forwards without gradients are an evaluation whose results are \
                  kept, move them to the host as they come (.cpu()), or keep .item() of each; else \
                  give it a smaller batch, or shorter inputs, than now: the steps before fitted.",
+            ];
+        }
+        Some(_) if trains && parts.activations > live / 2 && parts.are_untrained(evidence) => {
+            return &[
+                "To do: no backward has run through the line of these forwards: if they only \
+                 evaluate, run them in torch.no_grad() or torch.inference_mode(); else give this \
+                 step less (batch, length, model), since those before fitted.",
             ];
         }
         Some(_) if trains && parts.activations > live / 2 => {
@@ -322,6 +355,7 @@ fn advice(
         false if parts.activations > 0 && parts.activations < live / 10 => FEW_ACTIVATIONS,
         // A layer that runs over time counts as several forwards, too.
         false if is_several && parts.are_trained(evidence) => CARRIED,
+        false if is_several && evidence.state.training.backward_lines.is_empty() => SUMMED,
         false => {
             &["To do: a smaller batch (gradients can be accumulated over several), activation \
              checkpointing (torch.utils.checkpoint) or offloading."]

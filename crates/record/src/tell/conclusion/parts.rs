@@ -164,8 +164,18 @@ impl<'a> Parts<'a> {
     /// Whether a backward has run through the line that called the model for most activations.
     pub fn are_trained(&self, evidence: &Evidence<'_>) -> bool {
         let lines = &evidence.state.training.backward_lines;
+        self.caller_of_most().is_some_and(|line| lines.contains(line))
+    }
+
+    /// Whether none has, while others were trained: its forwards are under way.
+    pub fn are_untrained(&self, evidence: &Evidence<'_>) -> bool {
+        self.caller_of_most().is_some_and(|line| evidence.is_untrained(line))
+    }
+
+    /// The line that called the model for most activations.
+    fn caller_of_most(&self) -> Option<&'a Frame> {
         let most = self.called.iter().max_by_key(|&(called, bytes)| (bytes, called));
-        most.and_then(|(called, _)| called.first()).is_some_and(|line| lines.contains(*line))
+        most.and_then(|(called, _)| called.first()).copied()
     }
 
     /// The line whose forwards are over and keep much of the activations, though no backward has

@@ -384,3 +384,62 @@ fn blocks_without_gradients_are_no_matter_of_checkpoints() {
     let said = unfolded(&made.concludes());
     assert!(said.contains("move them to the host") && !said.contains("checkpointing"), "{said}");
 }
+
+#[test]
+fn a_first_evaluation_with_gradients_is_advised_of_no_grad_while_its_forward_runs() {
+    let evaluation = |trained: &[(&str, u32)]| {
+        let mut made = with_weights(10);
+        let layers = (0..8).map(|layer| made.module(&format!("net.{layer}"), layer, "evaluate"));
+        let layers: Vec<SiteId> = layers.collect();
+        let forward = layers[7];
+        layers.into_iter().for_each(|layer| made.block(layer, 10, 512 * MIB));
+        made.trains(trained);
+        made.lows(|_| GIB);
+        made.refused(64 * MIB, 0, forward);
+        unfolded(&made.concludes())
+    };
+    let said = evaluation(&[("train", 30)]);
+    assert!(said.contains("if they only evaluate, run them in torch.no_grad()"), "{said}");
+    let said = evaluation(&[("train", 30), ("evaluate", 20)]);
+    assert!(!said.contains("no_grad"), "{said}");
+}
+
+#[test]
+fn copies_that_a_healthy_training_makes_to_be_saved_belong_on_the_host() {
+    let saving = |step: u32, asks_itself: bool| {
+        let mut made = with_weights(40);
+        let copies = made.line(7, "save");
+        (0..8).for_each(|_| made.block(copies, step, 64 * MIB));
+        let forward = made.module("net.0", 9, "train");
+        (0..4).for_each(|_| made.block(forward, 40, 64 * MIB));
+        made.trains(&[("train", 20)]);
+        made.lows(|_| 600 * MIB);
+        made.refused(64 * MIB, 0, if asks_itself { copies } else { forward });
+        unfolded(&made.concludes())
+    };
+    let said = saving(40, true);
+    assert!(said.contains("train.py:7 in save has 512 MiB in 8 blocks"), "{said}");
+    assert!(said.contains("make each on the host (.cpu())"), "{said}");
+    // They were there in the steps before, which fitted; or another line has no room.
+    for (step, asks_itself) in [(20, true), (40, false)] {
+        let said = saving(step, asks_itself);
+        assert!(!said.contains("make each on the host"), "{said}");
+    }
+}
+
+#[test]
+fn losses_that_one_backward_is_to_take_together_are_told_in_the_first_step_too() {
+    let first = |forwards: usize| {
+        let mut made = with_weights(0);
+        made.blocks.clear();
+        let outer = made.module("net.0", 9, "train");
+        (0..forwards).for_each(|_| made.block(outer, 0, GIB));
+        made.trains(&[]);
+        made.refused(64 * MIB, 0, outer);
+        unfolded(&made.concludes())
+    };
+    let said = first(16);
+    assert!(said.contains("if losses of several batches are summed for one backward"), "{said}");
+    let said = first(1);
+    assert!(!said.contains("losses of several batches"), "{said}");
+}
