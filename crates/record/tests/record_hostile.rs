@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use gruyere_record::calls::{CallTime, DriverCall};
 use gruyere_record::claim::Claim;
-use gruyere_record::mapping::file_name;
+use gruyere_record::mapping::{Mapping, file_name};
 use gruyere_record::reader::Cursor;
 use gruyere_record::sweep::{Owners, State, read, sweep};
 use gruyere_record::{
@@ -267,6 +267,24 @@ fn a_file_system_without_room_for_more_costs_entries_only() {
     );
     assert_eq!(record.live(0), (1000 * 512, 1000 * 512));
     record.close();
+}
+
+#[test]
+fn every_page_of_a_record_is_there_before_it_is_touched() {
+    // On a disk too, where a page that is allocated but not there can still raise SIGBUS.
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (fixed, more) = (3 * 4096, 8 * 4096);
+    let mapping = Mapping::file(folder.path(), 64 * 4096, fixed).unwrap();
+    mapping.ensure(more + 100, 2 * 4096).unwrap();
+    let mut there = [0u8; 64];
+    // SAFETY: `there` has a byte for each page of the mapping.
+    let told = unsafe {
+        libc::mincore(mapping.base().as_ptr().cast(), mapping.length(), there.as_mut_ptr().cast())
+    };
+    assert_eq!(told, 0, "{}", std::io::Error::last_os_error());
+    let there: Vec<usize> = (0..there.len()).filter(|&page| there[page] & 1 == 1).collect();
+    assert!([0, 1, 2, 8, 9, 10].iter().all(|page| there.contains(page)), "{there:?}");
+    mapping.unlink();
 }
 
 /// A record of this process under another name, with the lock of a living one: its file and its

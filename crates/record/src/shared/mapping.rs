@@ -1,8 +1,11 @@
 //! The memory of a record: a file in /dev/shm if possible, else a memfd, else private memory.
 //!
 //! A full tmpfs raises SIGBUS at a touch of a page that was promised but not allocated; so every
-//! page is allocated (`fallocate`) before it is touched. A lock on the open file shows liveness:
-//! the kernel drops it when the process ends in any way; a forked child gives up its copy at once.
+//! page is allocated (`fallocate`) before it is touched. On a disk that is not enough: the first
+//! write to an allocated page may need a block for the file system's own books; so these writes'
+//! faults are taken in advance (`MADV_POPULATE_WRITE`), where a lack of room is an error. A lock on
+//! the open file shows liveness: the kernel drops it when the process ends in any way; a forked
+//! child gives up its copy at once.
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
@@ -58,6 +61,8 @@ pub struct Mapping {
     fd: RawFd,
     backing: Backing,
     lock: LockKind,
+    /// Whether the file lies on a disk, where allocated pages may still lack room.
+    on_disk: bool,
     /// The process that made it: a forked child must neither unlink nor close.
     creator: u32,
     /// Bytes that may still be allocated; tests lower it to simulate a full file system.
@@ -123,6 +128,51 @@ fn write_zeros(fd: RawFd, mut offset: u64, mut length: u64) -> io::Result<()> {
         length -= written as u64;
     }
     Ok(())
+}
+
+/// Whether the file lies on a disk rather than in memory; unknown counts as a disk.
+fn is_on_disk(fd: RawFd) -> bool {
+    // SAFETY: a plain C struct of integers; all-zero is a valid value.
+    let mut system: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: `system` is a valid place for the answer.
+    let is_known = unsafe { libc::fstatfs(fd, &mut system) } == 0;
+    // libc has no name for that of ramfs.
+    const RAMFS_MAGIC: i64 = 0x8584_58f6;
+    #[allow(clippy::unnecessary_cast, reason = "the type of `f_type` differs by machine")]
+    let kind = system.f_type as i64;
+    let in_memory = [libc::TMPFS_MAGIC as i64, libc::HUGETLBFS_MAGIC as i64, RAMFS_MAGIC];
+    !is_known || !in_memory.contains(&kind)
+}
+
+/// Takes the write faults of allocated bytes of a mapping on a disk, so that later ones find all
+/// blocks there; contents stay as they are. What is allocated is a promise that ext4 keeps by
+/// splitting an extent at the first write: the split may need a block for the tree of extents, and
+/// pages larger than blocks may reach into a hole beside the bytes; without room, both are SIGBUS.
+fn populate(base: NonNull<u8>, fd: RawFd, offset: u64, length: u64) -> io::Result<()> {
+    // SAFETY: plain call.
+    let page = (unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64).max(1);
+    let begin = offset - offset % page;
+    let end = (offset + length).next_multiple_of(page);
+    for _ in 0..100 {
+        // SAFETY: whole pages that hold bytes of the mapping; their contents are not changed.
+        let result = unsafe {
+            let at = base.as_ptr().add(begin as usize).cast();
+            libc::madvise(at, (end - begin) as usize, libc::MADV_POPULATE_WRITE)
+        };
+        if result == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EINTR | libc::EAGAIN) => {}
+            // A write would have raised SIGBUS.
+            Some(libc::EFAULT) => return Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+            // Before Linux 5.14.
+            Some(libc::EINVAL) => return write_zeros(fd, offset, length),
+            _ => return Err(error),
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::EINTR))
 }
 
 fn map(fd: RawFd, length: usize) -> io::Result<NonNull<u8>> {
@@ -252,6 +302,14 @@ impl Mapping {
         let base = check(unsafe { libc::ftruncate(fd, length as libc::off_t) })
             .and_then(|_| allocate(fd, 0, fixed))
             .and_then(|()| map(fd, length as usize));
+        let on_disk = is_on_disk(fd);
+        let base = base.and_then(|base| {
+            let room = if on_disk { populate(base, fd, 0, fixed) } else { Ok(()) };
+            room.map(|()| base).inspect_err(|_| {
+                // SAFETY: mapped a moment ago, and unknown to other code.
+                unsafe { libc::munmap(base.as_ptr().cast(), length as usize) };
+            })
+        });
         match base {
             Ok(base) => {
                 let length = length as usize;
@@ -263,6 +321,7 @@ impl Mapping {
                     fd,
                     backing,
                     lock,
+                    on_disk,
                     creator,
                     room: AtomicU64::new(u64::MAX),
                 })
@@ -284,6 +343,7 @@ impl Mapping {
             fd: -1,
             backing: Backing::Private,
             lock: LockKind::None,
+            on_disk: false,
             creator: std::process::id(),
             room: AtomicU64::new(u64::MAX),
         })
@@ -319,7 +379,8 @@ impl Mapping {
         if self.fd < 0 {
             return Ok(());
         }
-        allocate(self.fd, offset, length)
+        allocate(self.fd, offset, length)?;
+        if self.on_disk { populate(self.base, self.fd, offset, length) } else { Ok(()) }
     }
 
     /// Lets [`Mapping::ensure`] allocate `bytes` more, then simulates a full file system. For
