@@ -2,7 +2,9 @@
 //! ones. A sweep maps no file: it reads headers and locks.
 
 use std::cmp::Reverse;
+use std::ffi::CString;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -173,18 +175,20 @@ pub struct Swept {
 /// Removes the records of dead processes of `owners` from `directory`; never one whose lock is held
 /// or can't be checked.
 pub fn sweep(directory: &Path, owners: Owners) -> Swept {
-    remove_abandoned(directory, owners, 0, |opened| opened.state() == State::Stale)
+    remove_abandoned(directory, owners, Kept::default(), |opened| opened.state() == State::Stale)
 }
 
 /// Sweeps this user's records, but keeps those of `kept` processes: of each its own record and the
 /// latest copy that it left. Every new process does this, and notes which others it finds alive.
 /// They are those that were seen alive last ([`Opened::last_seen`]), but half of the places are for
 /// processes that left a copy, which ran out of memory: workers that end by `_exit` must not drive
-/// those out. Since no user asked for it, it leaves alone records that another machine may have
+/// those out. Together they take up an eighth of the file system at most, and the newest is kept
+/// whatever its size: the programs need the room in /dev/shm themselves. Since no user asked for it, it leaves alone records that another machine may have
 /// written: on a network folder locks are unreliable.
 pub fn tidy(directory: &Path, kept: usize) -> Swept {
     let here = boot_id();
     let is_of_here = |opened: &Opened| opened.process().is_none_or(|process| process.boot == here);
+    let kept = Kept { processes: kept, bytes: bytes_of_file_system(directory) / DEAD_PART };
     remove_abandoned(directory, Owners::Mine, kept, |opened| match opened.state() {
         State::Live if is_of_here(opened) => {
             opened.note_alive();
@@ -194,10 +198,34 @@ pub fn tidy(directory: &Path, kept: usize) -> Swept {
     })
 }
 
+/// The part of its file system (one of so many) that dead processes' records may take up.
+const DEAD_PART: u64 = 8;
+
+/// What a sweep leaves of dead processes.
+#[derive(Clone, Copy, Default)]
+struct Kept {
+    processes: usize,
+    bytes: u64,
+}
+
+/// The size of the file system of `directory`; the largest number where it has none or it is not
+/// known.
+fn bytes_of_file_system(directory: &Path) -> u64 {
+    let Ok(path) = CString::new(directory.as_os_str().as_bytes()) else { return u64::MAX };
+    // SAFETY: a plain C struct of integers; all-zero is a valid value.
+    let mut system: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: a C string, and a valid place for the answer.
+    let is_known = unsafe { libc::statvfs(path.as_ptr(), &mut system) } == 0;
+    match system.f_blocks.saturating_mul(system.f_frsize) {
+        bytes if is_known && bytes > 0 => bytes,
+        _ => u64::MAX,
+    }
+}
+
 fn remove_abandoned(
     directory: &Path,
     owners: Owners,
-    kept: usize,
+    kept: Kept,
     chosen: impl Fn(&Opened) -> bool,
 ) -> Swept {
     let mut abandoned = Vec::new();
@@ -207,7 +235,9 @@ fn remove_abandoned(
             let identity = (opened.metadata.dev(), opened.metadata.ino());
             let (last_seen, last_sign) = (opened.last_seen(), opened.last_sign());
             let process = opened.process();
-            abandoned.push(Abandoned { last_seen, last_sign, path, identity, process });
+            // Records are sparse: their length says nothing.
+            let bytes = 512 * opened.metadata.blocks();
+            abandoned.push(Abandoned { last_seen, last_sign, path, identity, process, bytes });
         }
     }
     // Newest first; equal times are ordered by name, so that two sweeps at once agree.
@@ -231,6 +261,8 @@ struct Abandoned {
     /// Of the file that was judged.
     identity: (u64, u64),
     process: Option<Process>,
+    /// What it takes up.
+    bytes: u64,
 }
 
 /// Of a process's records, by last sign of life and number: the places of its own, and of the copy
@@ -244,7 +276,7 @@ pub fn own_and_copy(records: &[(SystemTime, u32)]) -> [Option<usize>; 2] {
 
 /// Those of `abandoned`, which are ordered newest first, that are not of the `kept` processes. Of
 /// one process, its newest record and the copy that it left last are kept.
-fn beyond(abandoned: Vec<Abandoned>, kept: usize) -> Vec<Abandoned> {
+fn beyond(abandoned: Vec<Abandoned>, kept: Kept) -> Vec<Abandoned> {
     let mut processes: Vec<Vec<Abandoned>> = Vec::new();
     for one in abandoned {
         let is_its = |records: &&mut Vec<Abandoned>| {
@@ -260,19 +292,25 @@ fn beyond(abandoned: Vec<Abandoned>, kept: usize) -> Vec<Abandoned> {
     }
     let has_copy = |records: &[Abandoned]| records.iter().any(|one| is_copy(&one.path));
     let with_copy = processes.iter().filter(|records| has_copy(records)).count();
-    let mut of_copies = with_copy.min(kept.div_ceil(2));
-    let mut of_any = kept - of_copies;
+    let mut of_copies = with_copy.min(kept.processes.div_ceil(2));
+    let mut of_any = kept.processes - of_copies;
+    let mut taken: Option<u64> = None;
     let surplus = |mut records: Vec<Abandoned>| {
         let places = match has_copy(&records) && of_copies > 0 {
             true => &mut of_copies,
             false => &mut of_any,
         };
-        if *places > 0 {
+        let of: Vec<_> = records.iter().map(|one| (one.last_sign, number(&one.path))).collect();
+        let telling = own_and_copy(&of);
+        let is_kept = |place: usize| telling.contains(&Some(place));
+        let is_kept_of = |(place, one): (usize, &Abandoned)| is_kept(place).then_some(one.bytes);
+        let bytes: u64 = records.iter().enumerate().filter_map(is_kept_of).sum();
+        let fits = taken.is_none_or(|taken| taken.saturating_add(bytes) <= kept.bytes);
+        if *places > 0 && fits {
             *places -= 1;
-            let of: Vec<_> = records.iter().map(|one| (one.last_sign, number(&one.path))).collect();
-            let kept = own_and_copy(&of);
+            taken = Some(taken.unwrap_or(0).saturating_add(bytes));
             let mut place = 0..;
-            records.retain(|_| !place.next().is_some_and(|place| kept.contains(&Some(place))));
+            records.retain(|_| !place.next().is_some_and(is_kept));
         }
         records
     };
@@ -304,7 +342,28 @@ mod tests {
             path: PathBuf::from(format!("gruyere-1-{pid}-5-{number}.record")),
             identity: (0, 0),
             process: Some(Process { pid, created: 9, ..Process::default() }),
+            bytes: 10,
         }
+    }
+
+    fn places(processes: usize) -> Kept {
+        Kept { processes, bytes: u64::MAX }
+    }
+
+    #[test]
+    fn what_dead_processes_keep_fits_a_part_of_the_file_system_but_the_newest_is_kept() {
+        let of = |pid: u64, bytes| Abandoned { bytes, ..abandoned(pid, 0, 90 - pid) };
+        let removed = |records: Vec<Abandoned>, bytes| -> Vec<Option<u64>> {
+            let beyond = beyond(records, Kept { processes: 8, bytes });
+            beyond.iter().map(|one| pid(&one.path)).collect()
+        };
+        // The third has no room, the fourth has.
+        let records = || vec![of(1, 40), of(2, 40), of(3, 40), of(4, 20)];
+        assert_eq!(removed(records(), 100), [Some(3)]);
+        assert_eq!(removed(records(), 10), [Some(2), Some(3), Some(4)]);
+        // The copy counts with the process's own record.
+        let with_copy = vec![of(9, 40), of(7, 40), Abandoned { bytes: 70, ..abandoned(7, 1, 1) }];
+        assert_eq!(removed(with_copy, 100), [Some(7), Some(7)]);
     }
 
     #[test]
@@ -321,7 +380,7 @@ mod tests {
             ]
         };
         let removed = |kept: usize| -> Vec<String> {
-            let beyond = beyond(records(), kept).into_iter();
+            let beyond = beyond(records(), places(kept)).into_iter();
             beyond.map(|one| one.path.display().to_string()).collect()
         };
         let copies = ["gruyere-1-7-5-2.record", "gruyere-1-7-5-1.record"];
@@ -330,14 +389,14 @@ mod tests {
         assert_eq!(removed(0).len(), 6);
         // Workers that left no copy take half of the places.
         let workers = || (0..4).map(|worker| abandoned(20 + worker, 0, 99));
-        let left = beyond(workers().chain(records()).collect(), 4);
+        let left = beyond(workers().chain(records()).collect(), places(4));
         let left: Vec<String> = left.iter().map(|one| one.path.display().to_string()).collect();
         assert!(!left.iter().any(|path| path.contains("-7-5-0") || path.contains("-7-5-3")));
         assert_eq!(left.len(), workers().count() - 3 + records().len() - 2, "{left:?}");
         // It did nothing after the copy.
-        assert!(beyond(vec![abandoned(7, 1, 90), abandoned(7, 0, 90)], 1).is_empty());
+        assert!(beyond(vec![abandoned(7, 1, 90), abandoned(7, 0, 90)], places(1)).is_empty());
         // Unreadable ones belong to nobody known: each counts.
         let unknown = |seconds| Abandoned { process: None, ..abandoned(7, 0, seconds) };
-        assert_eq!(beyond(vec![unknown(2), unknown(1)], 1).len(), 1);
+        assert_eq!(beyond(vec![unknown(2), unknown(1)], places(1)).len(), 1);
     }
 }
