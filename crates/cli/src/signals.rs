@@ -13,7 +13,7 @@ use std::io;
 use std::mem::zeroed;
 use std::process::Command;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 
 use libc::c_int;
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGTSTP};
@@ -28,6 +28,8 @@ use crate::terminal;
 ///   FINISH  -> ASKED     the first signal came; the next one ends at once
 /// ```
 static ENDING: AtomicU8 = AtomicU8::new(AT_ONCE);
+/// The signal that came first.
+static FIRST: AtomicI32 = AtomicI32::new(0);
 const AT_ONCE: u8 = 0;
 const FINISH: u8 = 1;
 const ASKED: u8 = 2;
@@ -47,10 +49,11 @@ pub fn listen() {
                 SIGTSTP => terminal::give_back(),
                 SIGCONT => terminal::take_again(),
                 signal => {
+                    let _ = FIRST.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
                     match ENDING.compare_exchange(
                         FINISH,
                         ASKED,
-                        Ordering::Relaxed,
+                        Ordering::Release,
                         Ordering::Relaxed,
                     ) {
                         Ok(_) => {}
@@ -82,7 +85,12 @@ pub struct Asked(());
 impl Asked {
     /// Whether a signal came.
     pub fn is_asked(&self) -> bool {
-        ENDING.load(Ordering::Relaxed) == ASKED
+        ENDING.load(Ordering::Acquire) == ASKED
+    }
+
+    /// Ends this process by the signal that came, which a supervisor then sees as the cause.
+    pub fn end(&self) -> ! {
+        end(FIRST.load(Ordering::Relaxed))
     }
 }
 

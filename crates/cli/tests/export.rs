@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -474,4 +475,62 @@ fn shells_learn_every_command() {
     std::fs::write(file.path(), script).unwrap();
     let read = Command::new("bash").arg("-n").arg(file.path()).output().expect("bash runs");
     assert!(read.status.success(), "{read:?}");
+}
+
+#[test]
+fn the_textfile_goes_when_a_signal_ends_the_exporter() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("gruyere.prom");
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
+        command.args(["export", "--textfile"]).arg(&file).arg("--directory").arg(folder.path());
+        let mut child = command.spawn().expect("the command runs");
+        let began = Instant::now();
+        while !file.exists() {
+            assert!(began.elapsed() < Duration::from_secs(60), "no file");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // SAFETY: a signal to our own child, which has not been waited for.
+        unsafe { libc::kill(child.id() as libc::pid_t, signal) };
+        assert_eq!(child.wait().unwrap().signal(), Some(signal));
+        assert!(!file.exists(), "node_exporter would serve it for ever");
+    }
+}
+
+#[test]
+fn the_exporter_counts_each_end_once_whatever_becomes_of_the_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let live = record(folder.path());
+    let dead = |number: u32| folder.path().join(format!("gruyere-1-{number}-3-0.record"));
+    let leave = |number| std::fs::copy(live.path().unwrap(), dead(number)).unwrap();
+    leave(70);
+    let exporter = Exporter::start(folder.path(), &[]);
+    let ends = || {
+        // Scrapes at once share a look.
+        std::thread::sleep(Duration::from_millis(150));
+        let (_, metrics) = exporter.get("/metrics", "");
+        let exits = ["clean", "out_of_memory", "refused", "unclean", "unknown"];
+        exits.map(|exit| {
+            let label = format!("exit=\"{exit}\"");
+            value(&metrics, "gruyere_exporter_process_exits_total", &[&label])
+        })
+    };
+    assert_eq!(ends(), [0.0; 5], "what was there before does not count");
+    leave(71);
+    let [clean, uncaught, refused, unclean, unknown] = ends();
+    assert_eq!((clean, uncaught + refused + unclean + unknown), (0.0, 1.0));
+    std::fs::remove_file(dead(70)).unwrap();
+    std::fs::remove_file(dead(71)).unwrap();
+    leave(72);
+    assert_eq!(ends().iter().sum::<f64>(), 2.0);
+    live.close();
+    assert_eq!((ends()[0], ends().iter().sum::<f64>()), (1.0, 3.0));
+}
+
+#[test]
+fn a_request_of_more_than_16_kib_is_refused_also_if_it_comes_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let exporter = Exporter::start(folder.path(), &[]);
+    let (head, _) = exporter.get("/metrics", &"x".repeat(20_000));
+    assert!(head.starts_with("HTTP/1.1 431"), "{head}");
 }

@@ -15,6 +15,7 @@ use gruyere_record::open::effective_user;
 use gruyere_record::sweep::{self, Found, Listing};
 use gruyere_record::{ReadError, Reader, facts};
 
+use super::exits::Exits;
 use super::exposition::{Family, Kind, Labels, Value};
 use super::families::{Families, Identity, Of, of_record};
 use crate::failure::{Failure, say};
@@ -34,6 +35,7 @@ pub struct Collector {
     read_errors: u64,
     looks: u64,
     lines: SeldomRead,
+    exits: Exits,
 }
 
 /// Number of records by state.
@@ -66,7 +68,17 @@ impl Collector {
             read_errors: 0,
             looks: 0,
             lines: SeldomRead::default(),
+            exits: Exits::default(),
         }
+    }
+
+    /// Notes which processes run and which have ended: ends count from here on.
+    ///
+    /// # Errors
+    /// The folder can't be read.
+    pub fn begin(&mut self) -> Result<(), Failure> {
+        self.exits.look(&self.folder.living()?, self.folder.owners());
+        Ok(())
     }
 
     /// Reads all records once.
@@ -75,7 +87,9 @@ impl Collector {
     /// The folder can't be read.
     pub fn look(&mut self) -> Result<Vec<Family>, Failure> {
         let began = Instant::now();
-        let Listing { mut found, stale, foreign } = self.folder.living()?;
+        let listing = self.folder.living()?;
+        self.exits.look(&listing, self.folder.owners());
+        let Listing { mut found, stale, foreign } = listing;
         // If there are too many: our own before other users', verified before unverified, and the
         // newest first, which run now.
         found.sort_by_cached_key(|Found { reader, claim, .. }| {
@@ -185,6 +199,14 @@ impl Collector {
                 "Records in the folder; only live ones are exported.",
             );
             families.gauge(said, &Of::labels(&[("state", state)]), count);
+        }
+        for (exit, count) in self.exits.counts() {
+            let said = (
+                "gruyere_exporter_process_exits",
+                "",
+                "Processes that ended since the exporter began, by how.",
+            );
+            families.counter(said, &Of::labels(&[("exit", exit)]), count);
         }
         let of = Of::labels(&[]);
         let said = (

@@ -1,21 +1,26 @@
 //! `gruyere export`: all records of a folder as Prometheus metrics.
 
 mod collect;
+mod exits;
 mod exposition;
 mod families;
 mod growth;
 mod serve;
 mod textfile;
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use collect::Collector;
 use exposition::Format;
 
-use crate::failure::{Ended, Exit, say};
+use crate::failure::{Ended, Exit, Failure, say};
 use crate::output;
+use crate::signals::{self, Asked};
 use crate::target::Folder;
+
+/// How often a signal is looked for between two writes of the file.
+const MOMENT: Duration = Duration::from_millis(100);
 
 /// Serves what all processes of this machine hold as Prometheus metrics.
 #[derive(clap::Args)]
@@ -43,7 +48,7 @@ In Prometheus, set `honor_labels: true`, so that `job` is the Slurm job or torch
 scrape job. Alert rules and a Grafana dashboard are in dashboards/ of the repository.
 
 Exit codes: 0 written or printed; 1 the folder can't be read, the address is not available, or the \
-metrics can't be written; 2 wrong usage. A signal ends serving.")]
+metrics can't be written; 2 wrong usage. A signal ends serving, and with --textfile removes the file.")]
 pub struct Arguments {
     /// Address and port to listen on. Any address but loopback is open to every host that can reach
     /// it.
@@ -95,15 +100,18 @@ pub fn run(arguments: &Arguments) -> Ended {
         return Ok(Exit::Fine);
     }
     if let Some(path) = &arguments.textfile {
-        loop {
-            textfile::write(path, &exposition::write(&collector.look()?, Format::Prometheus))?;
-            if arguments.once {
-                return Ok(Exit::Fine);
-            }
-            std::thread::sleep(Duration::from_secs(arguments.interval.into()));
+        if arguments.once {
+            return write(path, &mut collector).map(|()| Exit::Fine);
         }
+        // What can't be written at all is not removed either.
+        textfile::expect_replaceable(path)?;
+        let interval = Duration::from_secs(arguments.interval.into());
+        let ended = keep(path, &mut collector, interval);
+        // node_exporter would serve the last values for ever.
+        textfile::remove(path);
+        ended?.end();
     }
-    arguments.folder.expect_readable()?;
+    collector.begin()?;
     let (listener, at) = serve::listen(&arguments.listen)?;
     say("export", format_args!("serving http://{at}/metrics"));
     if !at.ip().is_loopback() {
@@ -116,4 +124,21 @@ pub fn run(arguments: &Arguments) -> Ended {
         );
     }
     serve::serve(&listener, collector)
+}
+
+fn write(path: &Path, collector: &mut Collector) -> Result<(), Failure> {
+    textfile::write(path, &exposition::write(&collector.look()?, Format::Prometheus))
+}
+
+/// Writes `path` again and again, until a signal asks for the end.
+fn keep(path: &Path, collector: &mut Collector, interval: Duration) -> Result<Asked, Failure> {
+    let asked = signals::finish_first();
+    while !asked.is_asked() {
+        let began = Instant::now();
+        write(path, collector)?;
+        while !asked.is_asked() && began.elapsed() < interval {
+            std::thread::sleep(MOMENT.min(interval.saturating_sub(began.elapsed())));
+        }
+    }
+    Ok(asked)
 }

@@ -217,11 +217,12 @@ fn read(stream: &mut TcpStream, deadline: Instant) -> io::Result<Result<Asked, &
             Err(error) => return Err(error),
         };
         bytes.extend_from_slice(&buffer[..got]);
+        // Also if it is whole: what is too long does not depend on how it arrives.
+        if bytes.len() > MOST_BYTES {
+            return Ok(Err("431 Request Header Fields Too Large"));
+        }
         match parse(&bytes) {
             Ok(Some(asked)) => return Ok(Ok(asked)),
-            Ok(None) if bytes.len() > MOST_BYTES => {
-                return Ok(Err("431 Request Header Fields Too Large"));
-            }
             Ok(None) => {}
             Err(_) => return Ok(Err("400 Bad Request")),
         }

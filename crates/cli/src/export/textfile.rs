@@ -20,6 +20,17 @@ pub fn write(path: &Path, text: &str) -> Result<(), Failure> {
             path.display()
         ))
     };
+    expect_replaceable(path)?;
+    // Ignores the umask: the collector runs as another user.
+    file::replace(path, u64::MAX, file::PUBLIC, |out| out.write_all(text.as_bytes()))
+        .map_err(failure)
+}
+
+/// Checks that `path` is a regular file, or nothing yet.
+///
+/// # Errors
+/// It is something else.
+pub fn expect_replaceable(path: &Path) -> Result<(), Failure> {
     if std::fs::metadata(path).is_ok_and(|file| !file.is_file()) {
         return Err(Failure::new(format_args!(
             "{}: this is a pipe, a device or a folder, and would be replaced; name a file, or use \
@@ -27,7 +38,11 @@ pub fn write(path: &Path, text: &str) -> Result<(), Failure> {
             path.display()
         )));
     }
-    // Ignores the umask: the collector runs as another user.
-    file::replace(path, u64::MAX, file::PUBLIC, |out| out.write_all(text.as_bytes()))
-        .map_err(failure)
+    Ok(())
+}
+
+/// Removes the file at the end.
+pub fn remove(path: &Path) {
+    // An error means that it is gone already, or was never written.
+    let _ = std::fs::remove_file(path);
 }
