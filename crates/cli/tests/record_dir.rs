@@ -73,7 +73,10 @@ fn a_process_whose_folder_can_not_have_its_record_is_found_all_the_same() {
     // A reader has it open as well, in a process with a lower pid.
     let reader = memfds::of_process(pid, Owners::Mine).expect("a memfd");
     assert_eq!(listed(missing.to_str()), [pid]);
-    for arguments in [&["top", "--once"][..], &["stat"], &["stat", &pid.to_string()]] {
+    let whole = format!("{pid}@{}", gruyere_record::facts::pid_namespace());
+    for arguments in
+        [&["top", "--once"][..], &["stat"], &["stat", &pid.to_string()], &["stat", &whole]]
+    {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
         let output = command.args(arguments).env(VARIABLE, &missing).output().unwrap();
         let (said, error) = (String::from_utf8(output.stdout), String::from_utf8(output.stderr));
@@ -87,4 +90,19 @@ fn a_process_whose_folder_can_not_have_its_record_is_found_all_the_same() {
     assert!(listed(folder.path().to_str()).is_empty(), "of another folder");
     drop((reader, child.stdin.take()));
     assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_process_whose_file_was_removed_is_found_until_it_closes_its_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let pid = u64::from(std::process::id());
+    let options = RecordOptions { directory: folder.path().to_owned(), ..RecordOptions::default() };
+    let record = Record::create(&options, &[DeviceFacts::default()]);
+    // A cleaner, or systemd's RemoveIPC.
+    std::fs::remove_file(record.path().unwrap()).unwrap();
+    assert_eq!(listed(folder.path().to_str()), [pid]);
+    let other = tempfile::tempdir().unwrap();
+    assert!(listed(other.path().to_str()).is_empty(), "of another folder");
+    record.close();
+    assert!(listed(folder.path().to_str()).is_empty(), "it has closed it");
 }

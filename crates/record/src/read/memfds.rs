@@ -1,6 +1,8 @@
 //! Finds records without a file: those of processes whose folder had no room for one, or could not
-//! be written. They are memfds among the descriptors of their processes.
+//! be written, and those whose file was removed (by a cleaner, or by systemd's RemoveIPC). They are
+//! memfds and deleted files among the descriptors of their processes.
 
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -20,21 +22,36 @@ pub fn read(directory: &Path, owners: Owners, wanted: impl Fn(&Opened) -> bool) 
     let mut pids: Vec<u64> = processes.flatten().filter_map(pid).collect();
     pids.sort_unstable();
     let name = memfd_name(directory);
-    let memfds = pids.into_iter().filter_map(|pid| of(pid, |memfd| memfd == name));
+    let deleted = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
+    let is_in = |file: &Path| file.parent() == Some(&deleted);
+    let memfds = pids.into_iter().filter_map(|pid| of(pid, |memfd| memfd == name, is_in));
     memfds.filter_map(|path| found(path, owners, &wanted)).collect()
 }
 
 /// The record without a file of a process, whatever its folder.
 pub fn of_process(pid: u64, owners: Owners) -> Option<Found> {
-    found(of(pid, |memfd| memfd.starts_with(MEMFD_PREFIX))?, owners, &|_| true)
+    let path = of(pid, |memfd| memfd.starts_with(MEMFD_PREFIX), |_| true)?;
+    found(path, owners, &|_| true)
 }
 
-/// The memfd of a process by its name, as a path.
-fn of(pid: u64, is_named: impl Fn(&[u8]) -> bool) -> Option<PathBuf> {
+/// The memfd of a process by its name, or its deleted record by the place where it was, as a path.
+fn of(
+    pid: u64,
+    is_named: impl Fn(&[u8]) -> bool,
+    was_at: impl Fn(&Path) -> bool,
+) -> Option<PathBuf> {
     let is_named = |path: &PathBuf| {
         std::fs::read_link(path).is_ok_and(|to| {
-            let to = to.as_os_str().as_bytes().strip_prefix(b"/memfd:");
-            to.is_some_and(|to| is_named(to.strip_suffix(b" (deleted)").unwrap_or(to)))
+            let to = to.as_os_str().as_bytes();
+            let (to, is_deleted) = match to.strip_suffix(b" (deleted)") {
+                Some(to) => (to, true),
+                None => (to, false),
+            };
+            let file = Path::new(OsStr::from_bytes(to));
+            match to.strip_prefix(b"/memfd:") {
+                Some(name) => is_named(name),
+                None => is_deleted && is_record(file) && was_at(file),
+            }
         })
     };
     // Readers of a record have opened it too, but not for writing.
@@ -47,7 +64,13 @@ fn of(pid: u64, is_named: impl Fn(&[u8]) -> bool) -> Option<PathBuf> {
 fn found(path: PathBuf, owners: Owners, wanted: &dyn Fn(&Opened) -> bool) -> Option<Found> {
     let opened = Opened::descriptor(&path, owners).ok()?;
     match sweep::look_in(path, opened, wanted) {
+        // A process at its end removes its file itself.
+        Look::Found(found) if found.reader.as_ref().is_ok_and(|it| it.health().closed) => None,
         Look::Found(found) if found.state != State::Stale => Some(*found),
         _ => None,
     }
+}
+
+fn is_record(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| sweep::is_record_name(&name.to_string_lossy()))
 }
