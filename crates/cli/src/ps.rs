@@ -33,7 +33,8 @@ Examples:
   gruyere ps --sweep         remove the records that dead processes left
 
 --all-users also lists processes of other users. A process that could make no file for its record \
-(/dev/shm is full, or can't be written) is found by its descriptors in /proc. A record is left \
+(/dev/shm is full, or can't be written), or whose file was removed, is found by its descriptors in \
+/proc. A record is left \
 out, and named, if its file does not belong to the user whose process it names, or if it can't be \
 read in full.
 
@@ -325,20 +326,25 @@ fn table(
     let commands: Vec<&str> = rows.iter().map(|row| &*row.process.command).collect();
     let least = notes.iter().map(|note| room.saturating_sub(note.chars().count())).min();
     let commands = command::told_apart(&commands, least.unwrap_or(room));
+    let several = ambiguous(rows.iter().map(|row| &row.process));
     for ((row, note), command) in rows.iter().zip(notes).zip(commands) {
         let rank = row.process.rank.map_or("-".to_owned(), |rank| rank.to_string());
-        let pid = row.process.pid;
+        let Process { pid, pid_namespace, .. } = row.process;
+        let pid = match several.contains(&pid) {
+            true => format!("{pid}@{pid_namespace}"),
+            false => pid.to_string(),
+        };
         let command = cut(&format!("{note}{command}"), room);
         let mut used = row.devices.iter().filter(|device| device.is_used()).peekable();
         if used.peek().is_none() {
             let mut cells = std::array::from_fn(|_| "-".to_owned());
-            (cells[0], cells[1]) = (pid.to_string(), rank.clone());
+            (cells[0], cells[1]) = (pid.clone(), rank.clone());
             out += &layout.row(cells, &command);
         }
         for Device { now: device, peak } in used {
             let held = device.held();
             let cells = [
-                pid.to_string(),
+                pid.clone(),
                 rank.clone(),
                 device.device.to_string(),
                 bytes(device.live),
@@ -377,10 +383,10 @@ fn table(
             counted(foreign as u64, "record")
         ));
     }
-    for pid in ambiguous(rows.iter().map(|row| &row.process)) {
+    for pid in several {
         out += &layout.sentence(&format!(
-            "several processes have the pid {pid}, each in a container of its own; name the file \
-             of one:"
+            "several processes have the pid {pid}, each in a container of its own; name one with \
+             its namespace (PID@NAMESPACE), or its file:"
         ));
         for row in rows.iter().filter(|row| row.process.pid == pid) {
             let (path, host) = (row.path.display(), plain(&row.process.host));

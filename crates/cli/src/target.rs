@@ -183,8 +183,8 @@ impl Whose {
 /// One record, named on the command line.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Target {
-    /// The process (its pid; in a container, the pid there) or its record file. Default: the only
-    /// process that uses Gruyère, if there is only one.
+    /// The process (its pid; in a container, the pid there, or PID@NAMESPACE) or its record file.
+    /// Default: the only process that uses Gruyère, if there is only one.
     #[arg(value_name = "PID|FILE")]
     pub target: Option<String>,
     #[command(flatten)]
@@ -199,10 +199,18 @@ impl Target {
     /// No record or several match, or it can't be read.
     pub fn open(&self) -> Result<Reader<'static>, Failure> {
         let Some(target) = &self.target else { return only(&self.folder) };
-        match target.parse::<u64>() {
-            Ok(pid) => of_process(pid, &self.folder),
-            Err(_) => Ok(Reader::open_of(Path::new(target), self.folder.owners())?),
+        match pid(target) {
+            Some((pid, namespace)) => of_process(pid, namespace, &self.folder),
+            None => Ok(Reader::open_of(Path::new(target), self.folder.owners())?),
         }
+    }
+}
+
+/// The pid in `PID` or `PID@NAMESPACE`, as `ps` and the exporter's labels write it.
+fn pid(target: &str) -> Option<(u64, Option<u64>)> {
+    match target.split_once('@') {
+        Some((pid, namespace)) => Some((pid.parse().ok()?, Some(namespace.parse().ok()?))),
+        None => Some((target.parse().ok()?, None)),
     }
 }
 
@@ -358,7 +366,15 @@ fn telling_rank(
     }
 }
 
-fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
+/// The record of process `pid`, of this pid namespace if one is named.
+fn of_process(
+    pid: u64,
+    namespace: Option<u64>,
+    folder: &Folder,
+) -> Result<Reader<'static>, Failure> {
+    let is_it = |process: &Process| {
+        process.pid == pid && namespace.is_none_or(|namespace| process.pid_namespace == namespace)
+    };
     let (mut trouble, mut unread) = (String::new(), Vec::new());
     let mut readers: Vec<(State, Claim, Reader<'static>)> = Vec::new();
     // The name has the pid between the namespace and the start time; the others need not be opened.
@@ -377,12 +393,12 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
     };
     let Listing { mut found, foreign, .. } = listing;
     found.extend(memfds::read(&folder.directory, folder.owners(), |opened| {
-        opened.process().is_some_and(|process| process.pid == pid)
+        opened.process().is_some_and(|process| is_it(&process))
     }));
     for Found { state, reader, claim, .. } in found {
         match reader {
             // Writing to a String cannot fail, here and below.
-            Ok(reader) if reader.process().pid == pid => match claim {
+            Ok(reader) if is_it(&reader.process()) => match claim {
                 Claim::False(lie) => {
                     let _ = write!(trouble, "; {} {lie}, and is left out", reader.path().display());
                 }
@@ -425,12 +441,14 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
     if let Some((_, _, reader)) = readers.into_iter().next() {
         return Ok(reader);
     }
-    let memfd = memfds::of_process(pid, folder.owners());
+    // By the pid of our own namespace, not of the one that is named.
+    let memfd = namespace.is_none().then(|| memfds::of_process(pid, folder.owners())).flatten();
     memfd.and_then(|found| found.reader.ok()).ok_or_else(|| {
+        let of = namespace.map(|namespace| format!("@{namespace}")).unwrap_or_default();
         if !unread.is_empty() {
             let reasons = unread.join("; ");
             return Failure::new(format_args!(
-                "the record of process {pid} can't be read: {reasons}{trouble}"
+                "the record of process {pid}{of} can't be read: {reasons}{trouble}"
             ));
         }
         let directory = folder.directory.display();
@@ -441,7 +459,7 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
             ),
         };
         Failure::new(format_args!(
-            "process {pid} has no record in {directory}{trouble}; `gruyere ps` lists the existing \
+            "process {pid}{of} has no record in {directory}{trouble}; `gruyere ps` lists the existing \
              ones{others}; only its owner can read a record"
         ))
     })
@@ -469,4 +487,18 @@ fn one_of_each(
         records.swap_remove(place)
     };
     processes.into_iter().map(telling).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_of_a_container_is_named_by_its_pid_and_namespace() {
+        assert_eq!(pid("42"), Some((42, None)));
+        assert_eq!(pid("3@4026532330"), Some((3, Some(4_026_532_330))));
+        for file in ["", "@", "3@", "@4", "3@x", "./3@4", "gruyere-1-2-3-0.record"] {
+            assert_eq!(pid(file), None, "{file}");
+        }
+    }
 }
