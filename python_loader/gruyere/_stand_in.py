@@ -194,7 +194,8 @@ def links(stand_in: Path) -> Path:
     """A folder in the user's cache that has the stand-in under each name, created if missing. If no
     cache is writable, it is created in the folder for temporary files."""
     parts = "\n".join([str(stand_in), *NAMES]).encode()
-    name = f"stand-in-{hashlib.sha256(parts).hexdigest()[:16]}"
+    # The folder for temporary files is that of all users.
+    name = f"stand-in-{os.getuid()}-{hashlib.sha256(parts).hexdigest()[:16]}"
     for cache in _caches():
         if _ENDS.search(str(cache)):
             continue
