@@ -100,7 +100,11 @@ fn write(heap: &Heap, folder: &Path, name: Option<&str>, occasion: Occasion) {
             folder.display()
         );
     } else {
-        log::error!("history: {}: {error}; the folder must be writable", folder.display());
+        let remedy = match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => "free space there, or name another folder",
+            _ => "the folder must be writable",
+        };
+        log::error!("history: {}: {error}; {remedy}", folder.display());
     }
 }
 

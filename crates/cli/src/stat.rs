@@ -296,7 +296,12 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
         line(format_args!("{}", fact("external fragmentation", external)));
         let internal = percent(snapshot.internal_fragmentation());
         line(format_args!("{}", fact("internal fragmentation", internal)));
-        let fits = snapshot.p99_fits().map_or("-".to_owned(), |times| format!("{times:.1} times"));
+        let fits = match snapshot.p99_fits() {
+            None => "-".to_owned(),
+            // More digits say no more.
+            Some(times) if times > 1000.0 => "more than 1000 times".to_owned(),
+            Some(times) => format!("{times:.1} times"),
+        };
         line(format_args!("{}", fact("99th-percentile request", bytes(snapshot.request_p99()))));
         line(format_args!("{}", fact("  which would fit", fits)));
         for &gauge in DeviceGauge::ALL {

@@ -106,7 +106,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     }
     let theme = Theme::new(std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()));
     let mut app = App::new(arguments.sort, interval, theme);
-    if arguments.once {
+    if arguments.once || (io::stdout().is_terminal() && is_dumb()) {
         follower.look(Instant::now());
         app.update(&follower, Instant::now());
         std::thread::sleep(RATE);
@@ -121,6 +121,11 @@ pub fn run(arguments: &Arguments) -> Ended {
         ));
     }
     watch(&mut follower, &mut app)
+}
+
+/// Whether the terminal says that it has no cursor to move: a screen is printed, once.
+fn is_dumb() -> bool {
+    std::env::var_os("TERM").is_some_and(|term| term.is_empty() || term == "dumb")
 }
 
 /// Size of the terminal; else COLUMNS and LINES; else a medium size.
