@@ -138,10 +138,8 @@ fn is_on_disk(fd: RawFd) -> bool {
     let is_known = unsafe { libc::fstatfs(fd, &mut system) } == 0;
     // libc has no name for that of ramfs.
     const RAMFS_MAGIC: i64 = 0x8584_58f6;
-    #[allow(clippy::unnecessary_cast, reason = "the type of `f_type` differs by machine")]
-    let kind = system.f_type as i64;
-    let in_memory = [libc::TMPFS_MAGIC as i64, libc::HUGETLBFS_MAGIC as i64, RAMFS_MAGIC];
-    !is_known || !in_memory.contains(&kind)
+    let in_memory = [libc::TMPFS_MAGIC, libc::HUGETLBFS_MAGIC, RAMFS_MAGIC];
+    !is_known || !in_memory.contains(&system.f_type)
 }
 
 /// Takes the write faults of allocated bytes of a mapping on a disk, so that later ones find all
