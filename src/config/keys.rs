@@ -229,7 +229,8 @@ pub static KEYS: &[Key] = &[
                   `gruyere post`, of this user's processes that ended without a clean exit \
                   (killed, `_exit`): the newest (half of them of programs that ran out of memory, \
                   if there are so many) that fit an eighth of the folder's file system, at least \
-                  one, and none if the folder is full. It removes older ones, but never the record of a live process.",
+                  one, and none if the folder is full. It removes older ones, but never the record \
+                  of a live process.",
         kind: Kind::Count {
             least: 0,
             most: 1 << 20,

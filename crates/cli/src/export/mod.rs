@@ -48,7 +48,8 @@ In Prometheus, set `honor_labels: true`, so that `job` is the Slurm job or torch
 scrape job. Alert rules and a Grafana dashboard are in dashboards/ of the repository.
 
 Exit codes: 0 written or printed; 1 the folder can't be read, the address is not available, or the \
-metrics can't be written; 2 wrong usage. A signal ends serving, and with --textfile removes the file.")]
+metrics can't be written; 2 wrong usage. A signal ends serving, and with --textfile removes the \
+file.")]
 pub struct Arguments {
     /// Address and port to listen on. Any address but loopback is open to every host that can reach
     /// it.
