@@ -18,7 +18,7 @@ FACTS = {"device": "stand-in GPU", "stand_in": True}
 LONG = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of " + "x" * 900
 
 
-def said(default, expandable, gruyere, on_gpu=False, found=None, beside=220):
+def said(default, expandable, gruyere, on_gpu=False, found=None, beside=220, steps=12):
     """The text for these rows: GiB that they held, or how they ended; `found`: the parts of what
     Gruyère held; `beside`: MiB of other libraries."""
     rows = []
@@ -27,14 +27,19 @@ def said(default, expandable, gruyere, on_gpu=False, found=None, beside=220):
             rows.append(Row(name, "", end, LONG))
         else:
             held = int(end * GIB)
-            times = {"host_ns_a_step": 123.4e6, "step_ns": 1234.5e6}
+            times = {"host_ns_a_step": 123.4e6, "step_ns": 1234.5e6, "steps": steps}
             peaks = {"physical_peak": held, "beside_peak": (beside + len(rows)) << 20}
             rows.append(Row(name, "", hold_ratio=end / 62.5, **peaks, **times))
     rows[-1].parts = found or {}
     program = Program("train.py", ["--batch-size", "8"], peak_live=int(62.5 * GIB), rows=rows)
     facts = {"device": "NVIDIA H100 80GB HBM3", "stand_in": not on_gpu, "torch": "2.11.0+cu130",
              "cuda": "13.0"}  # fmt: skip
-    return table.markdown(Report(facts, {}, [program], 512.0))
+    return table.markdown(Report(facts, {"ranks": None}, [program], 512.0))
+
+
+def test_a_program_that_marks_no_step_has_no_time_of_one():
+    assert "123.4 ms" in said(76.5, 64.5, 63.0)
+    assert "123.4 ms" not in said(76.5, 64.5, 63.0, steps=0)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +196,7 @@ def test_of_different_work_nobody_holds_least_and_each_row_has_its_own_peak(on_g
     differs = differing(*[(live, live, 8) for live in lives])
     program = Program("train.py", [], None, rows, comparable=False, differs=differs)
     facts = {"device": "NVIDIA H100 80GB HBM3", "stand_in": not on_gpu}
-    report = Report(facts, {"fit": True, "runs": 1}, [program], 1.0)
+    report = Report(facts, {"fit": True, "ranks": None, "runs": 1}, [program], 1.0)
     text = table.markdown(report)
     first = text.split("\n\n")[0].replace("\n", " ")
     assert first.startswith("The runs did different work, so their figures do not compare: peak ")
@@ -293,7 +298,8 @@ def test_what_is_advised_can_be_tried_with_the_same_command(monkeypatch):
     assert contenders(monkeypatch, "") == ["default", "expandable", "gruyere"]
     assert contenders(monkeypatch, "slack:0.1%")[2:] == ["gruyere slack:0.1%"]
     rows = [a_row("default"), a_row("expandable"), a_row("gruyere", "slack:0.1%")]
-    text = table.markdown(Report(FACTS, {}, [Program("train.py", [], 700 * MIB, rows)], 1.0))
+    program = Program("train.py", [], 700 * MIB, rows)
+    text = table.markdown(Report(FACTS, {"ranks": None}, [program], 1.0))
     assert "Gruyère's row has the settings of GRUYERE_CONF here: slack:0.1%." in text
     assert "| **Gruyère**      |" in text
 

@@ -217,7 +217,8 @@ def _posted(program: Program, row: Row, default: Optional[Row], on_gpu: bool) ->
         size(row.physical_peak),
         over,
         against,
-        _time(row.step_ns if on_gpu else row.host_ns_a_step),
+        # Of a program that marks no step, the host's time is that of the whole run.
+        _time(row.step_ns if on_gpu else row.host_ns_a_step if row.steps else None),
     ]
 
 
