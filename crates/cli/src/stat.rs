@@ -220,6 +220,7 @@ fn degraded(bits: u64) -> Vec<&'static str> {
         (Degraded::SMALL_MAP, "a smaller block map"),
         (Degraded::MEMFD, "no file in the folder of the records"),
         (Degraded::PRIVATE, "private memory"),
+        (Degraded::LATER_REFUSED, "later out-of-memories are missing"),
         (Degraded::NO_LOCK, "no lock, so it is unknown whether the process runs"),
     ];
     names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect()

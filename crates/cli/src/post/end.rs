@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use gruyere_record::dump::state::{Event, State};
+use gruyere_record::layout::Degraded;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::{DeviceGauge, EventKind, Reader, counted, facts, sweep};
 use serde::Serialize;
@@ -37,6 +38,9 @@ pub struct Ending {
     /// Whether an out-of-memory error that nothing caught ended the program: known of the copy that
     /// such an error leaves.
     pub uncaught: bool,
+    /// Whether requests were refused after the last of this record, which is a copy.
+    #[serde(skip)]
+    pub later_refused: bool,
     /// Counters of shards, gauges of devices, and entries that mix several moments.
     pub torn_lanes: u32,
     pub torn_gauges: u32,
@@ -73,6 +77,7 @@ impl Ending {
                 .is_some_and(|event| event.kind == EventKind::OutOfMemory.name()),
             ran_out,
             uncaught: ran_out && sweep::is_copy(reader.path()),
+            later_refused: reader.health().degraded & Degraded::LATER_REFUSED != 0,
             torn_lanes: devices.iter().map(|device| device.torn_shards).sum(),
             torn_gauges: devices.iter().map(|device| u32::from(device.torn_gauges)).sum(),
             torn_entries: state.devices.iter().map(|device| device.torn).sum(),
@@ -121,6 +126,10 @@ impl Ending {
             };
             let _ = write!(words, " It ran out of device memory {times}");
             words.push_str(match self.ran_out {
+                _ if self.later_refused => {
+                    ", and then again: many out-of-memories followed each other, and this is a \
+                     record of one of the last, not of the one that ended the program."
+                }
                 true => "; no request succeeded after the last refusal.",
                 false => ", and went on.",
             });
@@ -155,6 +164,7 @@ mod tests {
             last_event_is_out_of_memory: true,
             ran_out: true,
             uncaught: false,
+            later_refused: false,
             torn_lanes: 1,
             torn_gauges: 0,
             torn_entries: 0,
@@ -168,6 +178,13 @@ mod tests {
         assert!(caught.starts_with("Its last request was refused; then it was killed"), "{caught}");
         let uncaught = Ending { uncaught: true, ..ending(End::Killed) }.in_words();
         assert!(uncaught.starts_with("It ended with an out-of-memory error"), "{uncaught}");
+    }
+
+    #[test]
+    fn a_copy_of_an_earlier_out_of_memory_does_not_claim_to_be_of_the_last() {
+        let said = Ending { later_refused: true, ..ending(End::Killed) }.in_words();
+        assert!(!said.contains("no request succeeded"), "{said}");
+        assert!(said.contains("not of the one that ended the program"), "{said}");
     }
 
     #[test]

@@ -138,7 +138,7 @@ pub struct Health {
     pub ring_reach: AtomicU64,
 }
 
-/// Bits of [`Health::degraded`]: the concessions when the record was made.
+/// Bits of [`Health::degraded`]: the concessions when the record, or a copy of it, was made.
 pub struct Degraded;
 impl Degraded {
     /// The ring is smaller than asked for.
@@ -151,6 +151,8 @@ impl Degraded {
     pub const PRIVATE: u64 = 8;
     /// The file system has no locks: liveness is unknown.
     pub const NO_LOCK: u64 = 16;
+    /// In a copy that an out-of-memory left: later ones have none, since copies took too long.
+    pub const LATER_REFUSED: u64 = 32;
 }
 
 /// The header: the first page.

@@ -1,10 +1,13 @@
 //! The writer's side of a process's record.
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering as PrivateOrdering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::kept_copy::KeptCopy;
 use crate::calls::{CallTimes, DriverCall};
@@ -482,8 +485,8 @@ impl Record {
 
     /// Keeps the record as it is at an out-of-memory, in place of one kept before: much live memory
     /// is freed before the exception reaches the end of the program. The one before stays if this
-    /// refusal comes of the same failure, while its exception frees memory, or within a few
-    /// milliseconds.
+    /// refusal comes of the same failure, while its exception frees memory; and if copies have taken
+    /// too much of the time, which the copy then tells.
     ///
     /// # Errors
     /// The system's error for lack of memory; then the one before stays.
@@ -497,12 +500,28 @@ impl Record {
         let steps =
             devices.fold(0, |sum: u64, of| sum.wrapping_add(self.area(of).own(DeviceGauge::Step)));
         let at = Instant::now();
-        if kept_copy.as_ref().is_none_or(|kept| kept.gives_way(at, live, steps)) {
-            let file = self.mapping.moment()?;
-            let took = at.elapsed();
-            *kept_copy = file.map(|file| KeptCopy { file, at, took, live, steps });
+        let mut cost = Duration::ZERO;
+        if let Some(kept) = &*kept_copy {
+            if kept.has_failure_of(at, live, steps) {
+                return Ok(());
+            }
+            if kept.was_costly(at) {
+                return self.tell_later(&kept.file);
+            }
+            cost = kept.cost_at(at);
         }
+        let file = self.mapping.moment()?;
+        let cost = cost.saturating_add(at.elapsed());
+        *kept_copy = file.map(|file| KeptCopy { file, at, cost, live, steps });
         Ok(())
+    }
+
+    /// Notes in a copy that requests were refused after it, of which it has nothing.
+    fn tell_later(&self, copy: &File) -> io::Result<()> {
+        let degraded = &self.header().health.degraded;
+        let told = degraded.load(Ordering::Relaxed) | Degraded::LATER_REFUSED;
+        let at = ptr::from_ref(degraded).addr() - self.mapping.base().addr().get();
+        copy.write_all_at(&told.to_ne_bytes(), at as u64)
     }
 
     /// Leaves a copy of the record for after the process's end, as it was at the kept out-of-memory
