@@ -372,8 +372,8 @@ fn leak(evidence: &Evidence<'_>) -> Advice {
 
 const LEAK: &[&str] = &[
     "To do: find what keeps that line's result, or a view of it (a list, an attribute, a closure, \
-     a reference cycle: gc.collect()), and bound it; of a loss or a metric store .item(), or a \
-     copy on the host (.detach().cpu()).",
+     a reference cycle: gc.collect(), a caught exception: keep str(error)), and bound it; of a \
+     loss or a metric store .item(), or a copy on the host (.detach().cpu()).",
 ];
 const CACHE: &[&str] = &[
     "To do: give it a bound (functools.lru_cache(maxsize=...)), or keys that recur (lengths padded \

@@ -43,10 +43,10 @@ pub const PLAIN: Advice = &[
      way.",
 ];
 
-const UNMARKED: &[&str] = &[
-    "To do: find what keeps them, and give a bound to a cache, or to the number of requests under \
-     way; move results to the host (.cpu()). gruyere.step() after each request shows what grows.",
-];
+const UNMARKED: &[&str] =
+    &["To do: find what keeps them (a cache, a list, a reference cycle: gc.collect(), a caught \
+     exception: keep str(error)), and give a bound to a cache, or to the number of requests under \
+     way; move results to the host (.cpu()). gruyere.step() after each request shows what grows."];
 
 /// A loop in a cell, or a cell that was run again and again, which has the same name.
 const IN_A_CELL: &[&str] = &[
