@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use super::cells::cell;
-use super::evidence::Evidence;
+use super::evidence::{Evidence, is_persistent};
 use super::growth::place;
 use super::words::of;
 use super::{Advice, Cause, Finding};
@@ -21,7 +21,8 @@ const PARTS: usize = 8;
 /// Parts, at least, in which the line has made blocks.
 const MOST_PARTS: usize = 6;
 /// Such a part has at least this share of the line's bytes in the events (one part in so many), and
-/// these are at least this share of the line's.
+/// these are at least this share of the line's, unless it has made them for longer than the events
+/// know.
 const LEAST_PART: u64 = 4 * PARTS as u64;
 const LEAST_MADE: u64 = 8;
 /// Other requests, at least.
@@ -120,9 +121,25 @@ fn grows(evidence: &Evidence<'_>, live: &[BlockEntry], line: &Usage) -> bool {
     let bytes = parts.iter().copied().fold(0, u64::saturating_add);
     let is_much = |part: &&u64| **part > 0 && **part >= bytes / LEAST_PART;
     let since = mallocs.first().map_or(0, |event| event.time_nanoseconds);
-    bytes >= line.bytes / LEAST_MADE
+    (bytes >= line.bytes / LEAST_MADE || has_long_grown(evidence, &blocks))
         && parts.iter().filter(is_much).count() >= MOST_PARTS
         && rise(evidence, since) >= bytes / 2
+}
+
+/// Whether blocks, of which the events know the latest only, have been made for long: they are no
+/// weights, which are made once, and live memory has risen over the latest half of the run by much
+/// of what they have.
+fn has_long_grown(evidence: &Evidence<'_>, blocks: &[&BlockEntry]) -> bool {
+    let sum = |is_meant: fn(&&&BlockEntry) -> bool| {
+        blocks.iter().filter(is_meant).fold(0u64, |sum, block| sum.saturating_add(block.size))
+    };
+    let (all, weights) = (sum(|_| true), sum(|block| is_persistent(block)));
+    let timeline = &evidence.device.timeline;
+    let Some((first, last)) = timeline.first().zip(timeline.last()) else { return false };
+    let half = first.time_nanoseconds.midpoint(last.time_nanoseconds);
+    let late = &timeline[timeline.partition_point(|one| one.time_nanoseconds < half)..];
+    let lows = late.iter().map(|one| one.live_low_bytes as i64);
+    weights < all / 4 && late.len() >= PARTS && rise_of(lows) >= all / 4
 }
 
 /// The rise of live memory's lows since a time: from the first part of it to the last.
@@ -132,22 +149,27 @@ fn rise(evidence: &Evidence<'_>, since_nanoseconds: u64) -> u64 {
     let (_, since) = timeline.split_at(before);
     // A loop of a hundred requests may take no longer than one stretch of the timeline.
     if since.len() < PARTS {
-        return rise_of(live(evidence));
+        return rise_of(live(evidence).into_iter());
     }
     rise_of(since.iter().map(|one| one.live_low_bytes as i64))
 }
 
-/// Live memory after each event, less that before the first.
-fn live(evidence: &Evidence<'_>) -> impl Iterator<Item = i64> + Clone {
+/// Live memory after each event, less that before the first. A malloc has the bytes asked for, a
+/// free those of the block: they must not count as different.
+fn live(evidence: &Evidence<'_>) -> Vec<i64> {
     let of_device = |event: &&Event| u32::from(event.device) == evidence.device.device;
-    evidence.state.events.entries.iter().filter(of_device).scan(0i64, |live, event| {
-        match event.kind.as_str() {
-            kind if kind == EventKind::Malloc.name() => *live += event.size as i64,
-            kind if kind == EventKind::Free.name() => *live -= event.size as i64,
-            _ => {}
+    let mut asked: HashMap<u64, u64> = HashMap::new();
+    let (mut live, mut after) = (0i64, Vec::new());
+    for event in evidence.state.events.entries.iter().filter(of_device) {
+        if event.is(EventKind::Malloc) {
+            asked.insert(event.address, event.size);
+            live += event.size as i64;
+        } else if event.is(EventKind::Free) {
+            live -= asked.remove(&event.address).unwrap_or(event.size) as i64;
         }
-        Some(*live)
-    })
+        after.push(live);
+    }
+    after
 }
 
 fn rise_of(values: impl Iterator<Item = i64> + Clone) -> u64 {

@@ -76,6 +76,29 @@ fn a_loop_that_ends_within_a_stretch_of_the_timeline_is_told_its_line_too() {
 }
 
 #[test]
+fn a_cache_that_has_grown_for_longer_than_the_events_know_is_told_its_line() {
+    let serves = |rise: u64, are_weights: bool| {
+        let mut made = server(400, true, rise);
+        let entries = &mut made.state.events.entries;
+        entries.drain(..entries.len() - 20 * (1 + WORK as usize));
+        for event in entries.iter_mut().filter(|event| event.address < 1 << 50) {
+            event.size = 64 * MIB;
+        }
+        if are_weights {
+            made.blocks.iter_mut().for_each(|block| block.3 = 3);
+        }
+        made.first()
+    };
+    let (cause, first) = serves(400 * 64 * MIB, false);
+    assert_eq!(cause, Cause::Leak, "{first}");
+    assert!(first.contains("keeps 400 blocks, more as it goes"), "{first}");
+    // It has risen long ago; or the line made weights, and the events have small results in their
+    // slabs.
+    assert_eq!(serves(20 * 64 * MIB, false).0, Cause::Nothing);
+    assert_eq!(serves(400 * 64 * MIB, true).0, Cause::Nothing);
+}
+
+#[test]
 fn weights_loaded_before_the_work_are_no_growth() {
     let (cause, first) = server(20, false, 20 * 64 * MIB).first();
     assert_eq!(cause, Cause::Nothing, "{first}");
