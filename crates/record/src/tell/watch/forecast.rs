@@ -8,7 +8,7 @@
 //!    measured over a long time, and a new one is found soon.
 //! 2. A span grows if its lows or its highs grow steadily and significantly ([`Trend`]); if only
 //!    the lows do, the highs must not contradict. The slope is that of the series whose slope is
-//!    the surer.
+//!    the surer. Growth within what was live before is a wave of load, and has no forecast.
 //! 3. The need now is the line of that slope above all highs: the hungriest step runs out of
 //!    memory, not the mean one.
 //! 4. The time left is the usable part of the [`capacity`] less that need, divided by the slope.
@@ -23,7 +23,7 @@
 //! take far longer than it was seen for has no forecast: [`Forecast::Far`].
 //!
 //! **What is not known.** A leak that began with the program, without marks, looks like a model
-//! that is being loaded, or like a rhythm: [`Forecast::Unsure`], if the need exceeds all before it.
+//! that is being loaded, or like a rhythm: [`Forecast::Unsure`], if more is live than before it.
 
 use super::trend::Trend;
 use crate::reader::DeviceSnapshot;
@@ -73,11 +73,11 @@ pub enum Forecast {
     /// Too few points.
     #[default]
     Unknown,
-    /// No steady growth in the points.
+    /// No steady growth in the points beyond what was live before.
     NoGrowth,
     /// Steady growth, which would take far longer than it was seen for: no forecast.
     Far,
-    /// Growth beyond all earlier need, but no steps are marked, and it may be the program's
+    /// Growth beyond what was live before, but no steps are marked, and it may be the program's
     /// beginning or a rhythm: no forecast.
     Unsure,
     /// Memory grows, by these numbers.
@@ -107,6 +107,8 @@ const LEAST_USABLE: f64 = 0.9;
 const HORIZON: f64 = 50.0;
 /// Steps that belong to the warm-up.
 const WARM_UP_STEPS: u64 = 2;
+/// The part of its growth (one part in so many) by which a span must exceed what was live before.
+const NEW: u64 = 4;
 /// Without marks: times that a span must have turned down, by this share of the way between its
 /// lowest and its highest.
 const TURNS: usize = 4;
@@ -142,17 +144,22 @@ pub fn forecast(points: &[Point], capacity: u64) -> Forecast {
         let since = last.seconds - age * share;
         let at = run.partition_point(|point| point.seconds < since);
         let (before, span) = run.split_at(at);
-        let windows = windows(span, is_marked);
+        let width = span.last().zip(span.first());
+        let width = width.map_or(0.0, |(last, first)| last.seconds - first.seconds);
+        let width = width / WINDOWS as f64;
+        let windows = windows(span, is_marked, width);
         if windows.len() >= LEAST_WINDOWS {
             seen = true;
             let growth = growth(before, &windows, last.seconds, usable(points, capacity));
+            let is_beyond = || is_beyond(&self::windows(before, is_marked, width), &windows);
             let is_near = |growth: &Growth| growth.seconds <= HORIZON * age * share;
             let is_new = || {
                 let middle = begin + age / 2.0;
-                is_marked || exceeds(before, span) && is_no_beginning(before, span, middle)
+                is_marked && is_beyond()
+                    || !is_marked && exceeds(before, span) && is_no_beginning(before, span, middle)
             };
             match growth {
-                Some(growth) if !is_near(&growth) => is_far |= is_new(),
+                Some(growth) if !is_near(&growth) => is_far |= is_beyond(),
                 Some(growth) if is_new() => {
                     let steps = span.last().zip(span.first()).map(|(last, first)| {
                         last.step.saturating_sub(first.step) as f64 / (last.seconds - first.seconds)
@@ -163,7 +170,7 @@ pub fn forecast(points: &[Point], capacity: u64) -> Forecast {
                         ..growth
                     });
                 }
-                Some(_) => is_unsure |= exceeds(before, span),
+                Some(_) => is_unsure |= is_beyond(),
                 None => {}
             }
         }
@@ -189,10 +196,8 @@ fn usable(points: &[Point], capacity: u64) -> f64 {
     }
 }
 
-/// Joins points into windows: each a whole step and a fair share of the span.
-fn windows(span: &[Point], is_marked: bool) -> Vec<Point> {
-    let (Some(first), Some(last)) = (span.first(), span.last()) else { return Vec::new() };
-    let width = (last.seconds - first.seconds) / WINDOWS as f64;
+/// Joins points into windows: each a whole step, and `width` seconds.
+fn windows(span: &[Point], is_marked: bool, width: f64) -> Vec<Point> {
     let mut windows: Vec<Point> = Vec::with_capacity(WINDOWS + 1);
     let mut open: Option<(Point, Point)> = None;
     for &point in span {
@@ -215,6 +220,18 @@ fn windows(span: &[Point], is_marked: bool) -> Vec<Point> {
         window.high = window.high.max(rest.high);
     }
     windows
+}
+
+/// Whether the end of a span is more than was live before it, lows or highs, by a part of what they
+/// rose. Else it may be a wave of load, of which there was one before.
+fn is_beyond(before: &[Point], span: &[Point]) -> bool {
+    let is_more = |value: fn(&Point) -> u64, point: &Point| {
+        let most = |part: &[Point]| part.iter().map(value).max().unwrap_or(0);
+        let n = span.len();
+        let (first, last) = (most(&span[..n / 4]), most(&span[n - n / 4..]));
+        last > value(point).saturating_add(last.saturating_sub(first) / NEW)
+    };
+    before.iter().all(|point| is_more(|of| of.low, point) || is_more(|of| of.high, point))
 }
 
 fn highest(points: &[Point]) -> u64 {
@@ -320,6 +337,41 @@ mod tests {
             leak.iter().enumerate().map(|(n, &at)| Point { step: n as u64, ..at }).collect();
         let Forecast::Growing(growth) = forecast(&marked, 20 << 30) else { panic!("no growth") };
         assert!((growth.seconds - (20_480.0 - 4_520.0) / 150.0).abs() < 3.0, "{growth:?}");
+    }
+
+    #[test]
+    fn a_wave_of_load_is_no_growth_below_the_crest_of_the_one_before() {
+        // Results are kept for eight seconds. The load comes and goes in 40; each request is a step.
+        let wave = |tenth: u64| {
+            let turn = tenth as f64 / 400.0 * std::f64::consts::TAU;
+            380 + (160.0 * (1.0 - turn.cos())) as u64
+        };
+        let marked = |seconds, low: &dyn Fn(u64) -> u64| -> Vec<Point> {
+            let points = server(seconds, low).into_iter();
+            let n = (0..).step_by(3);
+            n.zip(points).map(|(step, at)| Point { step, ..at }).collect()
+        };
+        // In the first wave nothing tells it from growth.
+        for seconds in 42..200 {
+            let said = forecast(&marked(seconds, &wave), 1 << 30);
+            assert!(said.seconds().is_none(), "{seconds} s: {said:?}");
+        }
+        // A leak under such load is found, and one that follows a need long gone.
+        let leak = |tenth: u64| wave(tenth) + tenth / 5;
+        let said = forecast(&marked(400, &leak), 2 << 30);
+        assert!(matches!(said, Forecast::Growing(_)), "{said:?}");
+        let after = |tenth: u64| if tenth < 300 { 600 } else { 200 + (tenth - 300) / 2 };
+        let said = forecast(&marked(150, &after), 1 << 30);
+        assert!(matches!(said, Forecast::Growing(_)), "{said:?}");
+    }
+
+    #[test]
+    fn a_leak_below_what_loading_needed_for_a_moment_is_not_called_no_growth() {
+        // Weights are made in 32 bits, and halved.
+        let mut leak = server(50, |tenth| 300 + tenth / 2);
+        leak[3].high = 2000 * MIB;
+        assert_eq!(forecast(&leak, 4 << 30), Forecast::Unsure);
+        assert_eq!(forecast(&leak, 20 << 30), Forecast::Far);
     }
 
     #[test]
