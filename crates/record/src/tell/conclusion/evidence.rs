@@ -17,6 +17,9 @@ use super::words::{Names, bytes};
 /// Growth since one of so many first steps is no full queue: nothing has left it yet.
 const FIRST_STEPS: u64 = 2;
 
+/// The part of a rise (one part in so many) by which it exceeds what was live before.
+const NEW: u64 = 4;
+
 /// A refused request.
 pub struct Refused {
     /// Bytes asked for.
@@ -209,6 +212,22 @@ impl<'a> Evidence<'a> {
             Some(late.bytes.saturating_sub(early.bytes).saturating_mul(steps) / seen)
         })
         .or_else(|| self.rise_of_highs(since, now.saturating_sub(few.max(1))))
+    }
+
+    /// Whether, before step `since`, hardly less lay there between two steps than now, and went:
+    /// load that comes in waves, and results that are kept for a time. What is new then is a part
+    /// of the rise.
+    pub fn came_back(&self, since: u32) -> bool {
+        let lows: Vec<_> = self.lows().collect();
+        let (before, within) = lows.split_at(lows.partition_point(|low| low.step < since.into()));
+        let few = within.len().div_ceil(8);
+        let lowest = |part: &[Low]| part.iter().map(|low| low.bytes).min();
+        let most = before.iter().map(|low| low.bytes).max();
+        let ends = lowest(&within[..few]).zip(lowest(&within[within.len() - few..]));
+        most.zip(ends).is_some_and(|(most, (early, late))| {
+            let is_rise = late > early;
+            is_rise && most.saturating_add((late - early) / NEW) >= late
+        })
     }
 
     /// The lows between steps, oldest first.

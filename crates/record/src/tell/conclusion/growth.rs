@@ -79,9 +79,13 @@ pub fn find(evidence: &Evidence<'_>, are_states_told: bool) -> Grown {
         let steps = u64::from(evidence.now.saturating_sub(group.since()));
         let known: u64 = explained.iter().map(|group| group.bytes_a_step() * steps).sum();
         let rise = evidence.rise(group.since());
-        if rise.is_none_or(|rise| rise.saturating_sub(known) >= group.bytes() / 2) {
+        let comes_and_goes = evidence.came_back(group.since());
+        let is_much = group.bytes() >= evidence.live_bytes() / LEVEL_SHARE;
+        if comes_and_goes {
+            grown.level.extend(is_much.then(|| wave(evidence, &group)));
+        } else if rise.is_none_or(|rise| rise.saturating_sub(known) >= group.bytes() / 2) {
             explained.push(group);
-        } else if group.bytes() >= evidence.live_bytes() / LEVEL_SHARE {
+        } else if is_much {
             grown.level.push(level(evidence, &group));
         }
     }
@@ -242,6 +246,17 @@ fn level(evidence: &Evidence<'_>, group: &Group) -> String {
     let steps = evidence.now.saturating_sub(group.since());
     format!(
         "{place} holds {} of the last {steps} steps, and is level: a queue that is full",
+        bytes(group.bytes())
+    )
+}
+
+/// Survivors of many steps, while live memory is below what it came back from.
+fn wave(evidence: &Evidence<'_>, group: &Group) -> String {
+    let place = place(evidence, group.lines[0].0.site);
+    let steps = evidence.now.saturating_sub(group.since());
+    format!(
+        "{place} holds {} of the last {steps} steps; as much was live before, and went: load that \
+         comes and goes",
         bytes(group.bytes())
     )
 }

@@ -207,3 +207,25 @@ fn what_receivers_keep_is_no_fault_of_the_line_alone() {
     assert!(most.contains("1.9 GiB of what is live was sent to other processes"), "{most}");
     assert!(most.contains("torch.cuda.ipc_collect()") && !most.contains("a metric"), "{most}");
 }
+
+#[test]
+fn what_rises_within_what_was_live_before_is_load_that_comes_and_goes() {
+    // Results of the last twenty steps are kept. The load rises and falls.
+    let waves = |crest: u64| {
+        let mut made = with_weights(120);
+        let cache = made.line(42, "handle");
+        (100..=120).for_each(|step| made.block(cache, step, 16 * MIB));
+        made.lows(|step| match step {
+            0..40 => GIB + crest * step / 40,
+            40..100 => GIB,
+            _ => GIB + 16 * MIB * (step - 100),
+        });
+        made.concludes()
+    };
+    let before = waves(400 * MIB);
+    assert_eq!(before.cause, Cause::Nothing, "{before:?}");
+    let said = unfolded(&before);
+    assert!(said.contains("handle holds 304 MiB of the last 20 steps; as much was live"), "{said}");
+    let beyond = waves(200 * MIB);
+    assert_eq!(beyond.cause, Cause::Leak, "{beyond:?}");
+}
