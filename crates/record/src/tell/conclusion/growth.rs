@@ -9,6 +9,7 @@ use super::unmarked;
 use super::words::{bytes, of};
 use super::{Accused, Advice, Cause, Finding};
 use crate::BlockEntry;
+use crate::dump::state::Training;
 use crate::sites::{By, Frame, Growth, Phase, Site, SiteId, Usage, growth, usage};
 
 /// What grew.
@@ -32,6 +33,10 @@ const NOTABLE: u64 = 32;
 /// gradients and states; and at most this share of other memory.
 const WEIGHTS: u64 = 8;
 const REMNANT: u64 = 10;
+/// Steps, at least, in which a program that trains nothing has made weights.
+const LOADS: usize = 6;
+/// Steps, at least, before a cache is known to fill.
+const FILLING: u32 = 30;
 /// Lines that grow together differ in their first step by at most this.
 const TOGETHER: u32 = 2;
 
@@ -81,7 +86,10 @@ pub fn find(evidence: &Evidence<'_>, are_states_told: bool) -> Grown {
         let rise = evidence.rise(group.since());
         let comes_and_goes = evidence.came_back(group.since());
         let is_much = group.bytes() >= evidence.live_bytes() / LEVEL_SHARE;
-        if comes_and_goes {
+        if is_loaded(evidence, &group) {
+        } else if is_filling(evidence, &group) {
+            grown.level.extend(is_much.then(|| filling(evidence, &group)));
+        } else if comes_and_goes {
             grown.level.extend(is_much.then(|| wave(evidence, &group)));
         } else if rise.is_none_or(|rise| rise.saturating_sub(known) >= group.bytes() / 2) {
             explained.push(group);
@@ -246,6 +254,39 @@ fn level(evidence: &Evidence<'_>, group: &Group) -> String {
     let steps = evidence.now.saturating_sub(group.since());
     format!(
         "{place} holds {} of the last {steps} steps, and is level: a queue that is full",
+        bytes(group.bytes())
+    )
+}
+
+/// Whether a group is of the models of a server, each loaded when it is first asked for: the few
+/// steps that did so are no rate.
+fn is_loaded(evidence: &Evidence<'_>, group: &Group) -> bool {
+    let Training { has_optimizer, backward_lines } = &evidence.state.training;
+    if *has_optimizer || !backward_lines.is_empty() || !Uses::of(evidence, group).are_models() {
+        return false;
+    }
+    let weights = group.blocks(evidence).filter(|(_, block)| is_persistent(block));
+    weights.map(|(_, block)| block.step).collect::<BTreeSet<u32>>().len() < LOADS
+}
+
+/// Whether ever fewer steps have left something, in each third of them clearly fewer: a cache whose
+/// keys recur fills so.
+fn is_filling(evidence: &Evidence<'_>, group: &Group) -> bool {
+    let (since, steps) = (group.since(), evidence.now.saturating_sub(group.since()));
+    let left: BTreeSet<u32> = group.blocks(evidence).map(|(_, block)| block.step).collect();
+    let mut thirds = [0usize; 3];
+    for step in left {
+        let third = 3 * u64::from(step - since) / u64::from(steps.max(1));
+        thirds[third.min(2) as usize] += 1;
+    }
+    steps >= FILLING && thirds.windows(2).all(|pair| pair[1] <= pair[0] / 5 * 4)
+}
+
+fn filling(evidence: &Evidence<'_>, group: &Group) -> String {
+    let place = place(evidence, group.lines[0].0.site);
+    let steps = evidence.now.saturating_sub(group.since());
+    format!(
+        "{place} has {} of the last {steps} steps, of ever fewer of them: a cache that fills",
         bytes(group.bytes())
     )
 }

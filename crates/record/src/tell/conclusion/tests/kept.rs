@@ -229,3 +229,41 @@ fn what_rises_within_what_was_live_before_is_load_that_comes_and_goes() {
     let beyond = waves(200 * MIB);
     assert_eq!(beyond.cause, Cause::Leak, "{beyond:?}");
 }
+
+#[test]
+fn models_that_a_server_loads_when_they_are_first_asked_for_are_no_growth() {
+    let serves = |loads: &[u32]| {
+        let mut made = Made::at(1000);
+        let load = made.line(34, "load");
+        for &step in loads {
+            made.block(load, step, 200 * MIB);
+            made.blocks.last_mut().expect("a block").3 = 3;
+        }
+        made.lows(|step| {
+            200 * MIB * loads.iter().filter(|&&at| u64::from(at) < step).count() as u64
+        });
+        made.concludes()
+    };
+    let three = serves(&[0, 300, 700]);
+    assert_eq!(three.cause, Cause::Nothing, "{three:?}");
+    let many: Vec<u32> = (0..20).map(|load| 50 * load).collect();
+    assert_eq!(serves(&many).cause, Cause::Leak);
+}
+
+#[test]
+fn a_cache_that_fills_with_keys_that_recur_is_no_growth_of_each_step() {
+    let fills = |is_left: fn(u32) -> bool| {
+        let mut made = with_weights(900);
+        let cache = made.line(42, "handle");
+        let left: Vec<u32> = (1..900).filter(|&step| is_left(step)).collect();
+        left.iter().for_each(|&step| made.block(cache, step, u64::from(1 + step % 64) * MIB / 4));
+        made.lows(|step| GIB + 8 * MIB * left.partition_point(|&at| u64::from(at) < step) as u64);
+        made.concludes()
+    };
+    // At first every second step makes what lacks, then every third, and so on.
+    let ever_fewer = fills(|step| step % (2 + step / 150) == 0);
+    assert_eq!(ever_fewer.cause, Cause::Nothing, "{ever_fewer:?}");
+    assert!(unfolded(&ever_fewer).contains("a cache that fills"), "{ever_fewer:?}");
+    let all_along = fills(|step| step % 5 == 0);
+    assert!(matches!(all_along.cause, Cause::Leak | Cause::Cache), "{all_along:?}");
+}
