@@ -176,9 +176,18 @@ impl<'a> Evidence<'a> {
     pub fn came_and_went(&self, pile: &[&BlockEntry]) -> bool {
         let (live, turned) = (self.live_bytes(), Turned::of(self, pile));
         let goes = turned.bytes / 4 * 3;
+        // Loading may need more than it leaves: weights in 32 bits, which are then halved.
+        let weights = self.live.iter().filter(|block| is_persistent(block));
+        let weights = weights.fold(0u64, |sum, block| sum.saturating_add(block.size));
+        let is_loading = |one: &Stretch| one.live_low_bytes < weights;
+        // The stretch in which it ends is a part of it.
+        let loading = match self.device.timeline.iter().position(|one| !is_loading(one)) {
+            Some(end) if weights > 0 => end + 1,
+            _ => 0,
+        };
         let mut has_been = false;
         turned.went
-            || self.device.timeline.iter().any(|one| {
+            || self.device.timeline[loading..].iter().any(|one| {
                 let has_gone = has_been && one.live_low_bytes.saturating_add(goes) <= live;
                 has_been |= turned.may_have_been(one, live);
                 has_gone

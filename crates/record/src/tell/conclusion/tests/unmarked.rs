@@ -137,6 +137,20 @@ fn requests_under_way_are_no_growth_once_as_much_has_come_and_gone() {
 }
 
 #[test]
+fn what_loading_needed_for_a_moment_is_no_request_that_came_and_went() {
+    let mut made = server(20, true, 20 * 64 * MIB);
+    let weights = made.line(5, "load");
+    made.block(weights, 0, GIB / 2);
+    made.blocks.last_mut().expect("a block").3 = 3;
+    let stretches = &mut made.device.timeline;
+    stretches.iter_mut().for_each(|one| one.live_high_bytes = one.live_low_bytes + MIB);
+    (stretches[0].live_low_bytes, stretches[0].live_high_bytes) = (0, 3 * GIB);
+    stretches[1].live_high_bytes = 3 * GIB;
+    let (cause, first) = made.first();
+    assert_eq!(cause, Cause::Leak, "{first}");
+}
+
+#[test]
 fn what_was_freed_since_a_request_was_refused_is_added_to_what_is_live_now() {
     let mut made = Made::at(0);
     let (weights, scores) = (made.line(3, "load"), made.line(21, "attention"));
