@@ -1,12 +1,12 @@
 //! A device full of live blocks without a culprit: their purposes, and remedies for that state.
 
-use super::attempts;
 use super::device::is_before_forwards;
 use super::evidence::{Evidence, Refused, is_persistent};
 use super::parts::{self, Parts};
 use super::pile;
 use super::words::bytes;
 use super::{Cause, Finding};
+use super::{again, attempts};
 use crate::BlockEntry;
 use crate::sites::{By, Phase, SiteId, Usage, usage};
 
@@ -58,7 +58,14 @@ pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {
         let (line, part) = (evidence.names.frame(line), bytes(part));
         says.push_str(&format!(". No backward has run through {line}, which keeps {part}"));
     }
-    let buffer = buffer(evidence, refused);
+    let again = again::made_again(evidence, refused);
+    if let Some(again) = again {
+        let again = bytes(again);
+        says.push_str(&format!(
+            ". {again} repeats weights that are live: a second copy of the model?"
+        ));
+    }
+    let buffer = buffer(evidence, refused).filter(|_| again.is_none());
     let line = buffer.as_ref().and_then(|Buffer { usage, .. }| {
         Some((usage, evidence.names.place(evidence.sites, usage.site)?))
     });
@@ -70,6 +77,7 @@ pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {
     let would_fit = |bytes: u64| bytes >= refused.asked.max(live / LEAST_SHARE);
     let left = attempts::left(evidence);
     let advice = match (would_fit(left), would_fit(parts.loaded)) {
+        _ if again.is_some() => again::ADVICE,
         (true, _) => {
             says.push_str(&format!(
                 ". {} is left of an attempt that ran out of memory before",

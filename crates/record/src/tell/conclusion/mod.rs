@@ -9,6 +9,7 @@
 //! memory is level. If two causes look alike, both are named, the likelier first.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
+mod again;
 mod attempts;
 mod callers;
 mod cells;

@@ -254,3 +254,46 @@ fn temporaries_of_each_forward_are_no_earlier_pile_and_as_many_blocks_of_the_kep
     let again = batches(true, &[32 * MIB; 34], 0);
     assert_eq!(again.cause, Cause::Nothing, "{again:?}");
 }
+
+#[test]
+fn a_model_that_is_made_again_while_the_first_lives_is_told() {
+    let reloads = |work: usize, sizes: [u64; 5]| {
+        let mut made = Made::at(0);
+        let load = made.line(9, "load");
+        let event = |kind: EventKind, address, size| Event {
+            kind: kind.name().into(),
+            address,
+            size,
+            site: load,
+            ..Event::default()
+        };
+        made.module("net.0", 9, "handle");
+        let (mut events, mut address) = (Vec::new(), 0);
+        let mut makes = |made: &mut Made, events: &mut Vec<Event>, sizes: &[u64]| {
+            for &size in sizes {
+                made.block(load, 0, size * MIB);
+                made.blocks.last_mut().expect("a block").3 = 3;
+                events.push(event(EventKind::Malloc, address, size * MIB));
+                address += size * MIB;
+            }
+        };
+        makes(&mut made, &mut events, &[100, 40, 60, 40, 60, 40, 60, 90]);
+        (0..work).for_each(|_| events.push(event(EventKind::Malloc, 1 << 50, MIB)));
+        makes(&mut made, &mut events, &sizes);
+        made.device.total_bytes = 800 * MIB;
+        events.push(event(EventKind::OutOfMemory, 0, 40 * MIB));
+        made.state.events.entries = events;
+        unfolded(&made.concludes())
+    };
+    let again = reloads(400, [100, 40, 60, 40, 60]);
+    assert!(
+        again.contains("300 MiB repeats weights that are live: a second copy of the model?"),
+        "{again}"
+    );
+    assert!(again.contains("let go of the old one first"), "{again}");
+    // The rest of the first, or other weights.
+    let first = reloads(0, [100, 40, 60, 40, 60]);
+    assert!(!first.contains("second copy"), "{first}");
+    let other = reloads(400, [30, 50, 70, 30, 20]);
+    assert!(!other.contains("second copy"), "{other}");
+}
