@@ -35,8 +35,8 @@ const WEIGHTS: u64 = 8;
 const REMNANT: u64 = 10;
 /// Steps, at least, in which a program that trains nothing has made weights.
 const LOADS: usize = 6;
-/// Steps, at least, before a cache is known to fill.
-const FILLING: u32 = 30;
+/// Steps that have left something, at least, in the first third of those of a cache that fills.
+const FILLING: usize = 20;
 /// Lines that grow together differ in their first step by at most this.
 const TOGETHER: u32 = 2;
 
@@ -87,7 +87,9 @@ pub fn find(evidence: &Evidence<'_>, are_states_told: bool) -> Grown {
         let comes_and_goes = evidence.came_back(group.since());
         let is_much = group.bytes() >= evidence.live_bytes() / LEVEL_SHARE;
         if is_loaded(evidence, &group) {
-        } else if is_filling(evidence, &group) {
+            continue;
+        }
+        if is_filling(evidence, &group) {
             grown.level.extend(is_much.then(|| filling(evidence, &group)));
         } else if comes_and_goes {
             grown.level.extend(is_much.then(|| wave(evidence, &group)));
@@ -269,8 +271,8 @@ fn is_loaded(evidence: &Evidence<'_>, group: &Group) -> bool {
     weights.map(|(_, block)| block.step).collect::<BTreeSet<u32>>().len() < LOADS
 }
 
-/// Whether ever fewer steps have left something, in each third of them clearly fewer: a cache whose
-/// keys recur fills so.
+/// Whether ever fewer steps have left something, and of the last third of them clearly fewer than
+/// of the first: a cache whose keys recur fills so.
 fn is_filling(evidence: &Evidence<'_>, group: &Group) -> bool {
     let (since, steps) = (group.since(), evidence.now.saturating_sub(group.since()));
     let left: BTreeSet<u32> = group.blocks(evidence).map(|(_, block)| block.step).collect();
@@ -279,7 +281,7 @@ fn is_filling(evidence: &Evidence<'_>, group: &Group) -> bool {
         let third = 3 * u64::from(step - since) / u64::from(steps.max(1));
         thirds[third.min(2) as usize] += 1;
     }
-    steps >= FILLING && thirds.windows(2).all(|pair| pair[1] <= pair[0] / 5 * 4)
+    thirds[0] >= FILLING && thirds.is_sorted_by(|a, b| a >= b) && thirds[2] <= thirds[0] / 5 * 3
 }
 
 fn filling(evidence: &Evidence<'_>, group: &Group) -> String {
