@@ -6,7 +6,6 @@ use super::evidence::{Evidence, Refused, is_persistent};
 use crate::BlockEntry;
 use crate::dump::state::Training;
 use crate::gauges::IN_SLABS;
-use crate::sites::Phase;
 
 /// The remedy.
 pub const ADVICE: &[&str] = &[
@@ -17,6 +16,8 @@ pub const ADVICE: &[&str] = &[
 
 /// Events between the making of one model and of the next, at least.
 const APART: usize = 64;
+/// How many times as many these are as between two other blocks.
+const ALONE: usize = 8;
 /// Blocks that repeat others, at least, and the share of live memory (one part in so many).
 const LEAST: usize = 4;
 const LEAST_SHARE: u64 = 10;
@@ -37,11 +38,13 @@ pub fn made_again(evidence: &Evidence<'_>, refused: &Refused) -> Option<u64> {
     let mut blocks: Vec<(usize, &BlockEntry)> = evidence.live.iter().map(|b| (at(b), b)).collect();
     blocks.retain(|(_, block)| block.size > IN_SLABS);
     blocks.sort_by_key(|&(at, _)| at);
-    // The longest time without a block that stays: requests lie between the two.
-    let gaps = blocks.windows(2).map(|pair| pair[1].0 - pair[0].0);
-    let (gap, begin) = gaps.zip(1..).max()?;
-    let has_served = evidence.sites.iter().any(|(_, site)| site.phase == Phase::Forward);
-    if gap < APART || !has_served {
+    // The longest time without a block that stays, far longer than any other: requests lie between
+    // the two, and not what loading a layer needs for a moment.
+    let mut gaps: Vec<(usize, usize)> =
+        blocks.windows(2).map(|pair| pair[1].0 - pair[0].0).zip(1..).collect();
+    gaps.sort_unstable();
+    let (gap, begin) = gaps.pop()?;
+    if gap < APART || gaps.last().is_some_and(|&(next, _)| gap / ALONE < next) {
         return None;
     }
     let (old, new) = blocks.split_at(begin);

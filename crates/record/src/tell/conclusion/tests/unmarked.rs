@@ -267,7 +267,6 @@ fn a_model_that_is_made_again_while_the_first_lives_is_told() {
             site: load,
             ..Event::default()
         };
-        made.module("net.0", 9, "handle");
         let (mut events, mut address) = (Vec::new(), 0);
         let mut makes = |made: &mut Made, events: &mut Vec<Event>, sizes: &[u64]| {
             for &size in sizes {
