@@ -459,8 +459,8 @@ fn of_process(
             ),
         };
         Failure::new(format_args!(
-            "process {pid}{of} has no record in {directory}{trouble}; `gruyere ps` lists the existing \
-             ones{others}; only its owner can read a record"
+            "process {pid}{of} has no record in {directory}{trouble}; `gruyere ps` lists the \
+             existing ones{others}; only its owner can read a record"
         ))
     })
 }

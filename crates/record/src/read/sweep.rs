@@ -183,8 +183,8 @@ pub fn sweep(directory: &Path, owners: Owners) -> Swept {
 /// They are those that were seen alive last ([`Opened::last_seen`]), but half of the places are for
 /// processes that left a copy, which ran out of memory: workers that end by `_exit` must not drive
 /// those out. Together they take up an eighth of the file system at most, and the newest is kept
-/// whatever its size: the programs need the room in /dev/shm themselves. Since no user asked for it,
-/// it leaves alone records that another machine may have written: on a network folder locks are
+/// whatever its size: the programs need the room in /dev/shm themselves. Since no user asked for
+/// it, it leaves alone records that another machine may have written: on a network folder locks are
 /// unreliable.
 pub fn tidy(directory: &Path, kept: usize) -> Swept {
     let here = boot_id();

@@ -485,8 +485,8 @@ impl Record {
 
     /// Keeps the record as it is at an out-of-memory, in place of one kept before: much live memory
     /// is freed before the exception reaches the end of the program. The one before stays if this
-    /// refusal comes of the same failure, while its exception frees memory; and if copies have taken
-    /// too much of the time, which the copy then tells.
+    /// refusal comes of the same failure, while its exception frees memory; and if copies have
+    /// taken too much of the time, which the copy then tells.
     ///
     /// # Errors
     /// The system's error for lack of memory; then the one before stays.

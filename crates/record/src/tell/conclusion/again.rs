@@ -9,8 +9,8 @@ use crate::gauges::IN_SLABS;
 
 /// The remedy.
 pub const ADVICE: &[&str] = &[
-    "To do: if a model is loaded anew, let go of the old one first (del, gc.collect()), or load the \
-     new weights to the host and into it (load_state_dict() copies in place). If more models or \
+    "To do: if a model is loaded anew, let go of the old one first (del, gc.collect()), or load \
+     the new weights to the host and into it (load_state_dict() copies in place). If more models or \
      adapters are loaded as requests come, keep fewer and drop the least used.",
 ];
 

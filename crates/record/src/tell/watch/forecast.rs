@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn a_wave_of_load_is_no_growth_below_the_crest_of_the_one_before() {
-        // Results are kept for eight seconds. The load comes and goes in 40; each request is a step.
+        // Results are kept for eight seconds. The load comes and goes in 40; a request is a step.
         let wave = |tenth: u64| {
             let turn = tenth as f64 / 400.0 * std::f64::consts::TAU;
             380 + (160.0 * (1.0 - turn.cos())) as u64
