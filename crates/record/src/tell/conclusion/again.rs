@@ -10,8 +10,8 @@ use crate::gauges::IN_SLABS;
 /// The remedy.
 pub const ADVICE: &[&str] = &[
     "To do: if a model is loaded anew, let go of the old one first (del, gc.collect()), or load \
-     the new weights to the host and into it (load_state_dict() copies in place). If more models or \
-     adapters are loaded as requests come, keep fewer and drop the least used.",
+     the new weights to the host and into it (load_state_dict() copies in place). If more models \
+     or adapters are loaded as requests come, keep fewer and drop the least used.",
 ];
 
 /// Events between the making of one model and of the next, at least.
