@@ -2,6 +2,9 @@
 
 #[path = "common/live_record.rs"]
 mod live_record;
+#[expect(dead_code, reason = "the tests of the terminal use the rest")]
+#[path = "common/signals.rs"]
+mod signals;
 #[path = "common/sites.rs"]
 mod sites;
 #[path = "../../../tests/common/skip.rs"]
@@ -19,6 +22,7 @@ use std::time::{Duration, Instant};
 use gruyere_record::BlockEntry;
 use gruyere_record::sites::NewSite;
 use live_record::{Exporter, ask, forged, record, word};
+use signals::{as_from_a_shell, send, until};
 use sites::{BASE, PAGE, record_with_sites};
 
 const ONLY_ROOT: &str = "only root can give a file away";
@@ -484,14 +488,10 @@ fn the_textfile_goes_when_a_signal_ends_the_exporter() {
     for signal in [libc::SIGTERM, libc::SIGINT] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
         command.args(["export", "--textfile"]).arg(&file).arg("--directory").arg(folder.path());
-        let mut child = command.spawn().expect("the command runs");
-        let began = Instant::now();
-        while !file.exists() {
-            assert!(began.elapsed() < Duration::from_secs(60), "no file");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        // SAFETY: a signal to our own child, which has not been waited for.
-        unsafe { libc::kill(child.id() as libc::pid_t, signal) };
+        let mut child = as_from_a_shell(&mut command).spawn().expect("the command runs");
+        until("there is a file", || file.exists());
+        send(child.id(), signal);
+        until("it ends", || child.try_wait().unwrap().is_some());
         assert_eq!(child.wait().unwrap().signal(), Some(signal));
         assert!(!file.exists(), "node_exporter would serve it for ever");
     }
