@@ -50,7 +50,7 @@ fn without_options_the_package_is_asked_for_the_defaults() {
         "run_name": "train", "gpu": [], "gb": [], "steps": 3,
         "alloc": ["gruyere", "torch", "expandable"], "sweep": null, "smallest": false,
         "context": null, "max_gb": null, "json": null, "html": null, "history": null, "name": null,
-        "timeout": 3600, "jobs": null,
+        "timeout": 3600, "jobs": null, "ranks": null,
         "sandbox": {"allow_writes": [], "allow_network": false, "scratch": 10_u64 << 30},
         "gruyere": env!("CARGO_PKG_VERSION"), "beside": null,
     });
@@ -80,6 +80,8 @@ fn options_reach_the_package_as_they_are_typed() {
         "out.html",
         "--jobs",
         "1",
+        "--ranks",
+        "8",
         "--timeout",
         "60",
         "python3",
@@ -92,7 +94,7 @@ fn options_reach_the_package_as_they_are_typed() {
         "run_name": "train", "gpu": ["rtx4090", "A100-40"], "gb": [23.5], "steps": 5,
         "alloc": ["torch", "async"], "sweep": "batch=--batch:1..64", "smallest": true,
         "context": 300 << 20, "max_gb": 79.0, "json": "out.json", "html": "out.html",
-        "history": null, "name": null, "timeout": 60, "jobs": 1,
+        "history": null, "name": null, "timeout": 60, "jobs": 1, "ranks": 8,
         "sandbox": {"allow_writes": [], "allow_network": false, "scratch": 10_u64 << 30},
         "gruyere": env!("CARGO_PKG_VERSION"), "beside": null,
     });

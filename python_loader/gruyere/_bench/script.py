@@ -191,7 +191,8 @@ class Watch:
         if self.torch is None:
             found.outcome, found.reason = FAILED, measure.NO_TORCH
             return found
-        if self.job is not None and not self.job.is_used:
+        is_unused = self.job is not None and not self.job.is_used
+        if self.job is not None and is_unused and found.outcome == COMPLETED:
             found.outcome, found.reason = FAILED, unused(self.job.ranks)
             return found
         if not found.host_ns:

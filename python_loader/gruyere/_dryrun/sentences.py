@@ -184,7 +184,7 @@ def _these(report: dict[str, Any]) -> str:
     rank = first_rank(report)
     of = f" of {rank}" if rank else ""
     if not steps:
-        return of
+        return f" a run{of}" if of else ""
     if steps < asked:
         made = f"{steps} step{'s' * (steps != 1)}"
         return f" the {made} that it made ({asked} were asked){of}"

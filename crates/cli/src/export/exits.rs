@@ -1,7 +1,8 @@
 //! Counts the processes that ended, by how.
 //!
 //! A process's own counters go with it, mostly before they are scraped again, and its record goes
-//! too, if newer ones take its place: only a count that the exporter keeps tells of every end.
+//! too, if newer ones take its place: only a count that the exporter keeps tells of an end later.
+//! A record that newer processes have removed before the first look at it counts as `clean`.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::collections::{HashMap, HashSet};

@@ -107,6 +107,7 @@ pub fn run(arguments: &Arguments) -> Ended {
         // What can't be written at all is not removed either.
         textfile::expect_replaceable(path)?;
         let interval = Duration::from_secs(arguments.interval.into());
+        write(path, &mut collector)?;
         let ended = keep(path, &mut collector, interval);
         // node_exporter would serve the last values for ever.
         textfile::remove(path);

@@ -130,7 +130,9 @@ pub fn reason(program: &Program, ours: &str, takes_ranks: bool) -> Option<String
     let (each, nodes) = launcher.ranks(own);
     let ranks = each.saturating_mul(nodes);
     let (how, environment, option) = if ranks > 1 && takes_ranks {
-        let node = if nodes > 1 { format!("LOCAL_WORLD_SIZE={each} ") } else { String::new() };
+        // Else `gruyere._job` takes nodes of eight; accelerate's number is of all nodes.
+        let is_of_node = !launcher.ranks.1.is_empty() && (nodes > 1 || each > 8);
+        let node = if is_of_node { format!("LOCAL_WORLD_SIZE={each} ") } else { String::new() };
         ("the first of its ranks then runs alone", node, format!(" --ranks {ranks}"))
     } else {
         let environment = launcher.environment.to_owned();
@@ -258,6 +260,14 @@ mod tests {
         assert_eq!(
             of("torchrun --nnodes 2 --nproc_per_node 4 train.py"),
             "LOCAL_WORLD_SIZE=4 gruyere dryrun --ranks 8 -- train.py"
+        );
+        assert_eq!(
+            of("torchrun --nproc_per_node 16 train.py"),
+            "LOCAL_WORLD_SIZE=16 gruyere dryrun --ranks 16 -- train.py"
+        );
+        assert_eq!(
+            of("accelerate launch --num_processes 16 train.py"),
+            "gruyere dryrun --ranks 16 -- train.py"
         );
         assert_eq!(
             of("accelerate launch --mixed_precision bf16 --num_processes 4 train.py"),

@@ -22,7 +22,8 @@ pub fn read(directory: &Path, owners: Owners, wanted: impl Fn(&Opened) -> bool) 
     let mut pids: Vec<u64> = processes.flatten().filter_map(pid).collect();
     pids.sort_unstable();
     let name = memfd_name(directory);
-    let deleted = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
+    // As the kernel names it, past links.
+    let deleted = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
     let is_in = |file: &Path| file.parent() == Some(&deleted);
     let memfds = pids.into_iter().filter_map(|pid| of(pid, |memfd| memfd == name, is_in));
     memfds.filter_map(|path| found(path, owners, &wanted)).collect()

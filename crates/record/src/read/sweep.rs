@@ -182,8 +182,8 @@ pub fn sweep(directory: &Path, owners: Owners) -> Swept {
 /// latest copy that it left. Every new process does this, and notes which others it finds alive.
 /// They are those that were seen alive last ([`Opened::last_seen`]), but half of the places are for
 /// processes that left a copy, which ran out of memory: workers that end by `_exit` must not drive
-/// those out. Together they take up an eighth of the file system at most, and the newest is kept
-/// whatever its size: the programs need the room in /dev/shm themselves. Since no user asked for
+/// those out. Together they take up an eighth of the file system at most, but the newest, and the
+/// newest with a copy, are kept whatever their size: programs need the room in /dev/shm themselves. Since no user asked for
 /// it, it leaves alone records that another machine may have written: on a network folder locks are
 /// unreliable.
 pub fn tidy(directory: &Path, kept: usize) -> Swept {
@@ -295,8 +295,11 @@ fn beyond(abandoned: Vec<Abandoned>, kept: Kept) -> Vec<Abandoned> {
     let with_copy = processes.iter().filter(|records| has_copy(records)).count();
     let mut of_copies = with_copy.min(kept.processes.div_ceil(2));
     let mut of_any = kept.processes - of_copies;
+    // The newest has room in any case, and the newest that ran out of memory, whose record workers
+    // that end by `_exit` must not drive out.
+    let newest_copy = processes.iter().position(|records| has_copy(records));
     let mut taken: Option<u64> = None;
-    let surplus = |mut records: Vec<Abandoned>| {
+    let surplus = |(number_of, mut records): (usize, Vec<Abandoned>)| {
         let places = match has_copy(&records) && of_copies > 0 {
             true => &mut of_copies,
             false => &mut of_any,
@@ -306,7 +309,8 @@ fn beyond(abandoned: Vec<Abandoned>, kept: Kept) -> Vec<Abandoned> {
         let is_kept = |place: usize| telling.contains(&Some(place));
         let is_kept_of = |(place, one): (usize, &Abandoned)| is_kept(place).then_some(one.bytes);
         let bytes: u64 = records.iter().enumerate().filter_map(is_kept_of).sum();
-        let fits = taken.is_none_or(|taken| taken.saturating_add(bytes) <= kept.bytes);
+        let has_room = |taken: u64| taken.saturating_add(bytes) <= kept.bytes;
+        let fits = Some(number_of) == newest_copy || taken.is_none_or(has_room);
         if *places > 0 && fits {
             *places -= 1;
             taken = Some(taken.unwrap_or(0).saturating_add(bytes));
@@ -315,7 +319,7 @@ fn beyond(abandoned: Vec<Abandoned>, kept: Kept) -> Vec<Abandoned> {
         }
         records
     };
-    processes.into_iter().flat_map(surplus).collect()
+    processes.into_iter().enumerate().flat_map(surplus).collect()
 }
 
 /// Removes `path` if it still is the file judged before: names are never used twice, but a file can
@@ -362,9 +366,10 @@ mod tests {
         let records = || vec![of(1, 40), of(2, 40), of(3, 40), of(4, 20)];
         assert_eq!(removed(records(), 100), [Some(3)]);
         assert_eq!(removed(records(), 10), [Some(2), Some(3), Some(4)]);
-        // The copy counts with the process's own record.
-        let with_copy = vec![of(9, 40), of(7, 40), Abandoned { bytes: 70, ..abandoned(7, 1, 1) }];
-        assert_eq!(removed(with_copy, 100), [Some(7), Some(7)]);
+        // The copy counts with the process's own record, and the newest copy has room.
+        let copy = |pid| Abandoned { bytes: 70, ..abandoned(pid, 1, 1) };
+        let with_copies = vec![of(9, 40), of(7, 40), of(6, 40), copy(7), copy(6)];
+        assert_eq!(removed(with_copies, 100), [Some(6), Some(6)]);
     }
 
     #[test]

@@ -11,8 +11,8 @@ import time
 import torch
 from torch import nn
 
-model = nn.Sequential(nn.Embedding(4000, 512), nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512))
-model.cuda().half().eval()
+layers = [nn.Embedding(4000, 512), nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)]
+model = nn.Sequential(*layers).cuda().half().eval()
 kept = []
 with torch.inference_mode():
     while True:

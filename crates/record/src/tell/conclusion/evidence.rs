@@ -166,6 +166,12 @@ impl<'a> Evidence<'a> {
         }
     }
 
+    /// Whether the program ran out of memory just now: then what has grown is what it lacked,
+    /// however usual such growth is while there is room.
+    pub fn is_out(&self) -> bool {
+        self.refused.as_ref().is_some_and(|refused| refused.freed_since == 0)
+    }
+
     /// The stretches of the timeline with these steps.
     pub fn stretches(&self, steps: RangeInclusive<u64>) -> impl Iterator<Item = &'a Stretch> {
         self.device.timeline.iter().filter(move |stretch| steps.contains(&stretch.step))
@@ -176,10 +182,11 @@ impl<'a> Evidence<'a> {
     pub fn came_and_went(&self, pile: &[&BlockEntry]) -> bool {
         let (live, turned) = (self.live_bytes(), Turned::of(self, pile));
         let goes = turned.bytes / 4 * 3;
-        // Loading may need more than it leaves: weights in 32 bits, which are then halved.
+        // Loading may need more than it leaves: weights in 32 bits, which are then halved. Half of
+        // the weights, since a second model may be loaded long after the first.
         let weights = self.live.iter().filter(|block| is_persistent(block));
         let weights = weights.fold(0u64, |sum, block| sum.saturating_add(block.size));
-        let is_loading = |one: &Stretch| one.live_low_bytes < weights;
+        let is_loading = |one: &Stretch| one.live_low_bytes < weights / 2;
         // The stretch in which it ends is a part of it.
         let loading = match self.device.timeline.iter().position(|one| !is_loading(one)) {
             Some(end) if weights > 0 => end + 1,

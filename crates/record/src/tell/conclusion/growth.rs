@@ -84,12 +84,13 @@ pub fn find(evidence: &Evidence<'_>, are_states_told: bool) -> Grown {
         let steps = u64::from(evidence.now.saturating_sub(group.since()));
         let known: u64 = explained.iter().map(|group| group.bytes_a_step() * steps).sum();
         let rise = evidence.rise(group.since());
-        let comes_and_goes = evidence.came_back(group.since());
+        let has_room = !evidence.is_out();
+        let comes_and_goes = has_room && evidence.came_back(group.since());
         let is_much = group.bytes() >= evidence.live_bytes() / LEVEL_SHARE;
-        if is_loaded(evidence, &group) {
+        if has_room && is_loaded(evidence, &group) {
             continue;
         }
-        if is_filling(evidence, &group) {
+        if has_room && is_filling(evidence, &group) {
             grown.level.extend(is_much.then(|| filling(evidence, &group)));
         } else if comes_and_goes {
             grown.level.extend(is_much.then(|| wave(evidence, &group)));

@@ -170,7 +170,8 @@ pub fn forecast(points: &[Point], capacity: u64) -> Forecast {
                         ..growth
                     });
                 }
-                Some(_) => is_unsure |= is_beyond(),
+                // Within what was live before: a wave of load, or a leak after a larger phase.
+                Some(_) => is_unsure |= is_marked || is_beyond(),
                 None => {}
             }
         }

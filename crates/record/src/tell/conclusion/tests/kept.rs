@@ -231,6 +231,29 @@ fn what_rises_within_what_was_live_before_is_load_that_comes_and_goes() {
 }
 
 #[test]
+fn what_keeps_until_memory_runs_out_is_told_although_more_was_live_in_an_earlier_phase() {
+    let after_a_larger_phase = |is_out: bool| {
+        let mut made = with_weights(160);
+        let kept = made.line(42, "second_stage");
+        (60..=160).for_each(|step| made.block(kept, step, 100 * MIB));
+        made.lows(|step| match step {
+            0..50 => 12 * GIB,
+            50..60 => GIB,
+            _ => GIB + 100 * MIB * (step - 60),
+        });
+        if is_out {
+            let forward = made.module("net.0", 9, "second_stage");
+            made.refused(6 * GIB, 0, forward);
+        }
+        made.concludes()
+    };
+    let out = after_a_larger_phase(true);
+    assert_eq!(out.cause, Cause::Leak, "{out:?}");
+    // While there is room it may be load that comes and goes.
+    assert_eq!(after_a_larger_phase(false).cause, Cause::Nothing);
+}
+
+#[test]
 fn models_that_a_server_loads_when_they_are_first_asked_for_are_no_growth() {
     let serves = |loads: &[u32]| {
         let mut made = Made::at(1000);
