@@ -183,9 +183,9 @@ pub fn sweep(directory: &Path, owners: Owners) -> Swept {
 /// They are those that were seen alive last ([`Opened::last_seen`]), but half of the places are for
 /// processes that left a copy, which ran out of memory: workers that end by `_exit` must not drive
 /// those out. Together they take up an eighth of the file system at most, but the newest, and the
-/// newest with a copy, are kept whatever their size: programs need the room in /dev/shm themselves. Since no user asked for
-/// it, it leaves alone records that another machine may have written: on a network folder locks are
-/// unreliable.
+/// newest with a copy, are kept whatever their size: programs need the room in /dev/shm themselves.
+/// Since no user asked for it, it leaves alone records that another machine may have written: on a
+/// network folder locks are unreliable.
 pub fn tidy(directory: &Path, kept: usize) -> Swept {
     let here = boot_id();
     let is_of_here = |opened: &Opened| opened.process().is_none_or(|process| process.boot == here);
