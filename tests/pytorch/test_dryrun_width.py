@@ -21,7 +21,8 @@ OUTCOMES = (COMPLETED, OUT_OF_MEMORY, FAILED)
 def answer(names, outcomes=OUTCOMES, with_smallest=False, held=None):
     """A dry run's report on these GPUs, with an allocator for each outcome."""
     asked = {
-        "script": "train.py", "python_options": [], "steps": 3, "max_gb": None, "name": "train",
+        "script": "train.py", "python_options": [], "steps": 3, "max_gb": None, "ranks": None,
+        "name": "train",
         "gruyere": "0.1.0", "gpus": gpus.chosen(names, [], None), "others": [],
     }  # fmt: skip
     trace = Trace(300, 300, 300)
