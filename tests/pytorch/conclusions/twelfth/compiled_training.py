@@ -13,7 +13,7 @@ layer = (512, 8, 1024, 0.0)
 layers = [nn.TransformerEncoderLayer(*layer, batch_first=True) for _ in range(4)]
 model = nn.Sequential(nn.Embedding(8000, 512), *layers, nn.Linear(512, 8000)).cuda()
 optimizer = torch.optim.AdamW(model.parameters())
-compiled = torch.compile(model)
+compiled = torch.compile(model, backend="aot_eager")
 for step in range(20):
     ids = torch.randint(0, 8000, (64, 256), device="cuda")
     out = compiled(ids)
