@@ -188,7 +188,7 @@ def test_a_module_runs_as_python_runs_it(tmp_path, name):
     assert document["program"] == {
         "script": None, "module": name, "arguments": ["--x", "1"], "steps": 1, "steps_asked": 3,
         "python_options": ["-u", "-O", "-W", "ignore"], "command": f"-m {name} --x 1",
-        "left_out": [],
+        "left_out": [], "ranks": None,
     }  # fmt: skip
     file = "package/train.py" if name == "package.train" else "package/__main__.py"
     assert {row["line"].split(":")[0] for row in document["peak"]["lines"]} == {file}
