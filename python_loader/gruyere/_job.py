@@ -11,13 +11,13 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import os
 import sys
 from collections import Counter
 from types import ModuleType
 from typing import Any, Callable, Optional
 
 from ._imports import when_imported
+from ._ranks import number
 
 EXCHANGED = "torch.distributed: what the other ranks have is what this rank has"
 # The ranks of a node, where the environment has no LOCAL_WORLD_SIZE.
@@ -27,16 +27,12 @@ _SENDING = (
 )  # fmt: skip
 
 
-def of_node(ranks: int) -> int:
-    """The number of ranks, and of devices, of the first node of a job."""
-    given = os.environ.get("LOCAL_WORLD_SIZE", "")
-    most = int(given) if given.isdecimal() and int(given) > 0 else _A_NODE
-    return min(ranks, most)
-
-
-def environment(ranks: int) -> dict[str, str]:
-    """The variables that torchrun gives the first rank, and the devices of its node."""
-    here = of_node(ranks)
+def environment(ranks: Optional[int]) -> dict[str, str]:
+    """The variables that torchrun gives the first rank, and the devices of its node; none where the
+    program is no rank."""
+    if ranks is None:
+        return {}
+    here = min(ranks, number("LOCAL_WORLD_SIZE") or _A_NODE)
     nodes = -(-ranks // here)
     said = {
         "RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "ROLE_RANK": 0, "ROLE_NAME": "default",
@@ -54,6 +50,17 @@ def unused(ranks: int) -> str:
         f"--ranks {ranks} had no effect: the program made no process group "
         "(torch.distributed.init_process_group)"
     )
+
+
+def _given(original: Callable[..., Any], call: Callable[[dict[str, Any]], Any]) -> Any:
+    """In the place of `original`: `call` with the arguments that were given, by their names."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def calling(*arguments: Any, **options: Any) -> Any:
+        return call(signature.bind(*arguments, **options).arguments)
+
+    return calling
 
 
 class Job:
@@ -78,57 +85,47 @@ class Job:
 
     def _groups(self, module: ModuleType) -> None:
         of: Any = vars(module)
-        of["init_process_group"] = self._beginning(of["init_process_group"])
-        of["new_group"] = self._making(of["new_group"])
+        original: Callable[..., Any] = of["init_process_group"]
+        of["init_process_group"] = _given(original, functools.partial(self._begin, original))
+        original = of["new_group"]
+        of["new_group"] = _given(original, functools.partial(self._make, original))
         of["get_backend"] = self._naming(of["get_backend"])
         for name in _SENDING:
             if name in of:
                 of[name] = self._sending(of[name])
-        of["all_gather_object"] = self._gathering(of["all_gather_object"], "object_list")
-        of["gather_object"] = self._gathering(of["gather_object"], "object_gather_list")
-        of["broadcast_object_list"] = self._broadcasting(of["broadcast_object_list"])
-        of["scatter_object_list"] = self._scattering(of["scatter_object_list"])
+        for name, call in (
+            ("all_gather_object", functools.partial(self._gather, "object_list")),
+            ("gather_object", functools.partial(self._gather, "object_gather_list")),
+            ("broadcast_object_list", self._broadcast), ("scatter_object_list", self._scatter),
+        ):  # fmt: skip
+            of[name] = _given(of[name], call)
 
-    def _beginning(self, original: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(original)
+    def _begin(self, original: Callable[..., None], given: dict[str, Any]) -> None:
+        # Registers the backend.
+        from torch.testing._internal.distributed.fake_pg import FakeStore
 
-        @functools.wraps(original)
-        def init_process_group(*arguments: Any, **options: Any) -> None:
-            # Registers the backend.
-            from torch.testing._internal.distributed.fake_pg import FakeStore
+        alike = _alike()
+        for name, ours in (("world_size", self.ranks), ("rank", 0)):
+            if given.get(name, -1) not in (-1, ours):
+                raise ValueError(
+                    f"init_process_group({name}={given[name]}): --ranks {self.ranks} runs the "
+                    f"first of {self.ranks} ranks; take {name} from the environment, or name "
+                    "another --ranks"
+                )
+        self.is_used = True
+        self.asked[None] = _backend(given.get("backend"))
+        more = {} if alike is None else {"pg_options": alike}
+        original(backend="fake", store=FakeStore(), rank=0, world_size=self.ranks, **more)
 
-            alike = _alike()
-            given = signature.bind(*arguments, **options).arguments
-            for name, ours in (("world_size", self.ranks), ("rank", 0)):
-                if given.get(name, -1) not in (-1, ours):
-                    raise ValueError(
-                        f"init_process_group({name}={given[name]}): --ranks {self.ranks} runs the "
-                        f"first of {self.ranks} ranks; take {name} from the environment, or name "
-                        "another --ranks"
-                    )
-            self.is_used = True
-            self.asked[None] = _backend(given.get("backend"))
-            more = {} if alike is None else {"pg_options": alike}
-            original(backend="fake", store=FakeStore(), rank=0, world_size=self.ranks, **more)
-
-        return init_process_group
-
-    def _making(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(original)
-
-        @functools.wraps(original)
-        def new_group(*arguments: Any, **options: Any) -> Any:
-            given = signature.bind(*arguments, **options).arguments
-            asked = given.pop("backend", None)
-            # They belong to the backend that was asked for.
-            given.pop("pg_options", None)
-            given.pop("device_id", None)
-            group = original(**given)
-            if asked is not None:
-                self.asked[group] = _backend(asked)
-            return group
-
-        return new_group
+    def _make(self, original: Callable[..., Any], given: dict[str, Any]) -> Any:
+        asked = given.pop("backend", None)
+        # They belong to the backend that was asked for.
+        given.pop("pg_options", None)
+        given.pop("device_id", None)
+        group = original(**given)
+        if asked is not None:
+            self.asked[group] = _backend(asked)
+        return group
 
     def _naming(self, original: Callable[..., str]) -> Callable[..., str]:
         @functools.wraps(original)
@@ -155,45 +152,24 @@ class Job:
 
         return sending
 
-    def _gathering(self, original: Callable[..., None], into: str) -> Callable[..., None]:
-        signature = inspect.signature(original)
+    def _gather(self, into: str, given: dict[str, Any]) -> None:
+        # None where another rank gathers.
+        gathered = given.get(into) or []
+        self.answered[EXCHANGED] += 1
+        for index in range(len(gathered)):
+            gathered[index] = copy.deepcopy(given["obj"])
 
-        @functools.wraps(original)
-        def gather(*arguments: Any, **options: Any) -> None:
-            given = signature.bind(*arguments, **options).arguments
-            # None where another rank gathers.
-            gathered = given.get(into) or []
+    def _broadcast(self, given: dict[str, Any]) -> None:
+        # What another rank would send is not known: what is in the list stays.
+        if (given.get("src") or 0) == 0:
             self.answered[EXCHANGED] += 1
-            for index in range(len(gathered)):
-                gathered[index] = copy.deepcopy(given["obj"])
 
-        return gather
-
-    def _broadcasting(self, original: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(original)
-
-        @functools.wraps(original)
-        def broadcast_object_list(*arguments: Any, **options: Any) -> None:
-            given = signature.bind(*arguments, **options).arguments
-            # What another rank would send is not known: what is in the list stays.
-            if (given.get("src") or 0) == 0:
-                self.answered[EXCHANGED] += 1
-
-        return broadcast_object_list
-
-    def _scattering(self, original: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(original)
-
-        @functools.wraps(original)
-        def scatter_object_list(*arguments: Any, **options: Any) -> None:
-            given = signature.bind(*arguments, **options).arguments
-            scattered = given.get("scatter_object_input_list")
-            self.answered[EXCHANGED] += 1
-            # None where another rank scatters.
-            if scattered:
-                given["scatter_object_output_list"][0] = copy.deepcopy(scattered[0])
-
-        return scatter_object_list
+    def _scatter(self, given: dict[str, Any]) -> None:
+        scattered = given.get("scatter_object_input_list")
+        self.answered[EXCHANGED] += 1
+        # None where another rank scatters.
+        if scattered:
+            given["scatter_object_output_list"][0] = copy.deepcopy(scattered[0])
 
 
 def _alike() -> Any:

@@ -72,20 +72,21 @@ def _of_launcher(torch: Place) -> Place:
 
 def _of_slurm() -> Place:
     # A task of srun has a step; the script of sbatch, and what it starts, has none.
-    step = _number("SLURM_STEP_ID")
-    step = _number("SLURM_STEPID") if step is None else step
+    step = number("SLURM_STEP_ID")
+    step = number("SLURM_STEPID") if step is None else step
     if step is None or step >= _SLURMS_OWN:
         return Place()
     # SLURM_NTASKS may be the job's.
-    size = _number("SLURM_STEP_NUM_TASKS")
+    size = number("SLURM_STEP_NUM_TASKS")
     of = _of(_SLURM)
     return of if size is None else of._replace(world_size=size)
 
 
 def _of(names: tuple[str, str, str]) -> Place:
-    return Place(*(_number(name) for name in names))
+    return Place(*(number(name) for name in names))
 
 
-def _number(name: str) -> Optional[int]:
+def number(name: str) -> Optional[int]:
+    """The number in a variable of the environment; None if it has none."""
     text = os.environ.get(name, "").strip()
     return int(text) if text.isdecimal() and text.isascii() else None

@@ -236,8 +236,7 @@ def run_launch(
         json.dumps(request),
     ]  # fmt: skip
     environment = contender.environment(machine, of_users=True)
-    if launch.ranks is not None:
-        environment.update(_job.environment(launch.ranks))
+    environment.update(_job.environment(launch.ranks))
     run = going.start(box, command, environment, log.file, folder=folder)
     try:
         code, reason = box.wait(run, seconds)

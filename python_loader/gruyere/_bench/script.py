@@ -39,9 +39,7 @@ def main(text: str) -> None:
         # It invents what the program reads from the device.
         answers = Answers()
         answers.watch()
-        if request["ranks"] is not None:
-            watch.job = Job(request["ranks"], answers.answered)
-            watch.job.watch()
+        watch.is_rank_of(request["ranks"], answers)
     run(watch, request)
 
 
@@ -110,6 +108,20 @@ class Watch:
         self.last = (0, 0)
         # On a GPU: recorded at the end of each step.
         self.marks: list[Any] = []
+
+    def is_rank_of(self, ranks: Optional[int], answers: Answers) -> None:
+        """Run the program as the first of so many ranks, if a number is given."""
+        if ranks is not None:
+            self.job = Job(ranks, answers.answered)
+            self.job.watch()
+
+    def _lacks_ranks(self, outcome: str = FAILED) -> bool:
+        """Whether the program should have been a rank and completed as none, which is its outcome
+        then."""
+        if self.found.outcome != COMPLETED or self.job is None or self.job.is_used:
+            return False
+        self.found.outcome, self.found.reason = outcome, unused(self.job.ranks)
+        return True
 
     def imported(self, torch: ModuleType) -> None:
         self.torch = torch
@@ -191,9 +203,7 @@ class Watch:
         if self.torch is None:
             found.outcome, found.reason = FAILED, measure.NO_TORCH
             return found
-        is_unused = self.job is not None and not self.job.is_used
-        if self.job is not None and is_unused and found.outcome == COMPLETED:
-            found.outcome, found.reason = FAILED, unused(self.job.ranks)
+        if self._lacks_ranks():
             return found
         if not found.host_ns:
             # Without an optimiser, the whole run is one step.

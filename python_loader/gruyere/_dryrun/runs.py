@@ -208,8 +208,7 @@ class Runner:
         environment.update(
             device(plan), PHANTOM_BOOKS=f"{books}.%p", PHANTOM_CONTEXTS=f"{contexts}/%p"
         )
-        if self.request["ranks"] is not None:
-            environment.update(_job.environment(self.request["ranks"]))
+        environment.update(_job.environment(self.request["ranks"]))
         # The stand-in's devices are the program's, which no setting of the caller may hide.
         environment.pop("CUDA_VISIBLE_DEVICES", None)
         command = [

@@ -12,7 +12,6 @@ from typing import Any, Optional
 
 from .._bench.measure import COMPLETED, FAILED, OUT_OF_MEMORY, Result, causes, is_out_of_memory
 from .._bench.script import Enough, Watch, run
-from .._job import Job, unused
 from .._sandbox.reach import Reach
 from .answers import Answers
 from . import standing
@@ -86,10 +85,7 @@ class Worker(Watch):
         self.stops.watch()
         self.answers = Answers()
         self.answers.watch()
-        self.job: Optional[Job] = None
-        if request["ranks"] is not None:
-            self.job = Job(request["ranks"], self.answers.answered)
-            self.job.watch()
+        self.is_rank_of(request["ranks"], self.answers)
         self.settings = Settings(request["allocator"])
         self.settings.watch()
         self.optimizers = Optimizers()
@@ -244,8 +240,7 @@ class Worker(Watch):
                 "If its child processes do, give the script that one of them runs"
             )
             return found
-        if found.outcome == COMPLETED and self.job is not None and not self.job.is_used:
-            found.outcome, found.reason = UNUSABLE, unused(self.job.ranks)
+        if self._lacks_ranks(UNUSABLE):
             return found
         result = super().result()
         if self.torch is not None:

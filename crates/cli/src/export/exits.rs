@@ -42,7 +42,9 @@ impl Exits {
                 (_, Some(name)) if found.state == State::Stale => {
                     dead.entry(name).or_default().push(&found.path);
                 }
-                (_, Some(name)) => *running.entry(name).or_default() |= is_file(&found.path),
+                (_, Some(name)) => {
+                    *running.entry(name).or_default() |= sweep::is_record(&found.path)
+                }
             }
         }
         for path in &listing.stale {
@@ -78,7 +80,7 @@ impl Exits {
 /// A process's name: that of its records without their numbers.
 fn name(found: &Found) -> Option<String> {
     match &found.reader {
-        Ok(reader) if !is_file(&found.path) => {
+        Ok(reader) if !sweep::is_record(&found.path) => {
             let process = reader.process();
             let name = gruyere_record::mapping::file_name(
                 process.pid_namespace,
@@ -90,11 +92,6 @@ fn name(found: &Found) -> Option<String> {
         }
         _ => sweep::stem(&found.path).map(str::to_owned),
     }
-}
-
-/// Whether this is a record's file, and no descriptor in /proc.
-fn is_file(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| sweep::is_record_name(&name.to_string_lossy()))
 }
 
 /// How the process that left these records ended; `None`: it is another user's, or a lie.

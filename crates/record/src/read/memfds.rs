@@ -51,7 +51,7 @@ fn of(
             let file = Path::new(OsStr::from_bytes(to));
             match to.strip_prefix(b"/memfd:") {
                 Some(name) => is_named(name),
-                None => is_deleted && is_record(file) && was_at(file),
+                None => is_deleted && sweep::is_record(file) && was_at(file),
             }
         })
     };
@@ -70,8 +70,4 @@ fn found(path: PathBuf, owners: Owners, wanted: &dyn Fn(&Opened) -> bool) -> Opt
         Look::Found(found) if found.state != State::Stale => Some(*found),
         _ => None,
     }
-}
-
-fn is_record(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| sweep::is_record_name(&name.to_string_lossy()))
 }

@@ -2,9 +2,7 @@
 //! ones. A sweep maps no file: it reads headers and locks.
 
 use std::cmp::Reverse;
-use std::ffi::CString;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -117,9 +115,12 @@ pub(crate) fn look_in(path: PathBuf, opened: Opened, wanted: &dyn Fn(&Opened) ->
     Look::Found(Box::new(Found { path, state, reader, claim }))
 }
 
-/// Whether a file of this name may be a record.
-pub fn is_record_name(name: &str) -> bool {
-    name.starts_with(FILE_PREFIX) && name.ends_with(FILE_SUFFIX)
+/// Whether the file may be a record, by its name: a descriptor in /proc is none.
+pub fn is_record(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| {
+        let name = name.to_string_lossy();
+        name.starts_with(FILE_PREFIX) && name.ends_with(FILE_SUFFIX)
+    })
 }
 
 /// A record's number among its process's records, from its name ([`crate::mapping::file_name`]); 0
@@ -155,7 +156,7 @@ pub fn names(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
-        if is_record_name(&entry.file_name().to_string_lossy()) {
+        if is_record(Path::new(&entry.file_name())) {
             found.push(entry.path());
         }
     }
@@ -212,13 +213,9 @@ struct Kept {
 /// The size of the file system of `directory`; the largest number where it has none or it is not
 /// known.
 fn bytes_of_file_system(directory: &Path) -> u64 {
-    let Ok(path) = CString::new(directory.as_os_str().as_bytes()) else { return u64::MAX };
-    // SAFETY: a plain C struct of integers; all-zero is a valid value.
-    let mut system: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: a C string, and a valid place for the answer.
-    let is_known = unsafe { libc::statvfs(path.as_ptr(), &mut system) } == 0;
-    match system.f_blocks.saturating_mul(system.f_frsize) {
-        bytes if is_known && bytes > 0 => bytes,
+    let system = rustix::fs::statvfs(directory);
+    match system.map(|system| system.f_blocks.saturating_mul(system.f_frsize)) {
+        Ok(bytes) if bytes > 0 => bytes,
         _ => u64::MAX,
     }
 }
@@ -298,8 +295,8 @@ fn beyond(abandoned: Vec<Abandoned>, kept: Kept) -> Vec<Abandoned> {
     // The newest has room in any case, and the newest that ran out of memory, whose record workers
     // that end by `_exit` must not drive out.
     let newest_copy = processes.iter().position(|records| has_copy(records));
-    let mut taken: Option<u64> = None;
-    let surplus = |(number_of, mut records): (usize, Vec<Abandoned>)| {
+    let mut taken = 0u64;
+    let surplus = |(age, mut records): (usize, Vec<Abandoned>)| {
         let places = match has_copy(&records) && of_copies > 0 {
             true => &mut of_copies,
             false => &mut of_any,
@@ -309,11 +306,10 @@ fn beyond(abandoned: Vec<Abandoned>, kept: Kept) -> Vec<Abandoned> {
         let is_kept = |place: usize| telling.contains(&Some(place));
         let is_kept_of = |(place, one): (usize, &Abandoned)| is_kept(place).then_some(one.bytes);
         let bytes: u64 = records.iter().enumerate().filter_map(is_kept_of).sum();
-        let has_room = |taken: u64| taken.saturating_add(bytes) <= kept.bytes;
-        let fits = Some(number_of) == newest_copy || taken.is_none_or(has_room);
-        if *places > 0 && fits {
+        let is_newest = age == 0 || Some(age) == newest_copy;
+        if *places > 0 && (is_newest || taken.saturating_add(bytes) <= kept.bytes) {
             *places -= 1;
-            taken = Some(taken.unwrap_or(0).saturating_add(bytes));
+            taken = taken.saturating_add(bytes);
             let mut place = 0..;
             records.retain(|_| !place.next().is_some_and(is_kept));
         }

@@ -10,7 +10,7 @@
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -132,14 +132,12 @@ fn write_zeros(fd: RawFd, mut offset: u64, mut length: u64) -> io::Result<()> {
 
 /// Whether the file lies on a disk rather than in memory; unknown counts as a disk.
 fn is_on_disk(fd: RawFd) -> bool {
-    // SAFETY: a plain C struct of integers; all-zero is a valid value.
-    let mut system: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: `system` is a valid place for the answer.
-    let is_known = unsafe { libc::fstatfs(fd, &mut system) } == 0;
+    // SAFETY: the caller's descriptor, which it keeps open meanwhile.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
     // libc has no name for that of ramfs.
     const RAMFS_MAGIC: i64 = 0x8584_58f6;
     let in_memory = [libc::TMPFS_MAGIC, libc::HUGETLBFS_MAGIC, RAMFS_MAGIC];
-    !is_known || !in_memory.contains(&system.f_type)
+    !rustix::fs::fstatfs(file).is_ok_and(|system| in_memory.contains(&system.f_type))
 }
 
 /// Takes the write faults of allocated bytes of a mapping on a disk, so that later ones find all

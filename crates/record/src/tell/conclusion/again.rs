@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use super::evidence::{Evidence, Refused, is_persistent};
 use crate::BlockEntry;
-use crate::dump::state::Training;
 use crate::gauges::IN_SLABS;
 
 /// The remedy.
@@ -28,8 +27,7 @@ const REMNANT: u64 = 10;
 /// refused while they were made. Of a program that trains nothing: a training has states of as many
 /// bytes as its weights.
 pub fn made_again(evidence: &Evidence<'_>, refused: &Refused) -> Option<u64> {
-    let Training { has_optimizer, backward_lines } = &evidence.state.training;
-    if *has_optimizer || !backward_lines.is_empty() {
+    if evidence.has_trained() {
         return None;
     }
     let last = evidence.last_mallocs();

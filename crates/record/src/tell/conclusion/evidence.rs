@@ -144,10 +144,15 @@ impl<'a> Evidence<'a> {
         }
     }
 
-    /// Whether the program is known to train.
+    /// Whether the program is known to train, or marks steps, as one that trains does.
     pub fn trains(&self) -> bool {
+        self.now > 0 || self.has_trained()
+    }
+
+    /// Whether the program has an optimiser, or a backward has run: a server may mark steps too.
+    pub fn has_trained(&self) -> bool {
         let Training { has_optimizer, backward_lines } = &self.state.training;
-        *has_optimizer || self.now > 0 || !backward_lines.is_empty()
+        *has_optimizer || !backward_lines.is_empty()
     }
 
     /// Whether activations are recomputed in the backward (torch.utils.checkpoint).

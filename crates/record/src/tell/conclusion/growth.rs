@@ -9,7 +9,6 @@ use super::unmarked;
 use super::words::{bytes, of};
 use super::{Accused, Advice, Cause, Finding};
 use crate::BlockEntry;
-use crate::dump::state::Training;
 use crate::sites::{By, Frame, Growth, Phase, Site, SiteId, Usage, growth, usage};
 
 /// What grew.
@@ -91,13 +90,13 @@ pub fn find(evidence: &Evidence<'_>, are_states_told: bool) -> Grown {
             continue;
         }
         if has_room && is_filling(evidence, &group) {
-            grown.level.extend(is_much.then(|| filling(evidence, &group)));
+            grown.level.extend(is_much.then(|| held(evidence, &group, FILLS)));
         } else if comes_and_goes {
-            grown.level.extend(is_much.then(|| wave(evidence, &group)));
+            grown.level.extend(is_much.then(|| held(evidence, &group, WAVE)));
         } else if rise.is_none_or(|rise| rise.saturating_sub(known) >= group.bytes() / 2) {
             explained.push(group);
         } else if is_much {
-            grown.level.push(level(evidence, &group));
+            grown.level.push(held(evidence, &group, LEVEL));
         }
     }
     grown.level.truncate(1);
@@ -251,21 +250,24 @@ fn groups(evidence: &Evidence<'_>, are_states_told: bool) -> Vec<Group> {
     groups
 }
 
-/// Survivors of many steps, though live memory has not risen.
-fn level(evidence: &Evidence<'_>, group: &Group) -> String {
+/// Survivors of many steps that are no growth: what their line does with them, and why.
+fn held(evidence: &Evidence<'_>, group: &Group, (does, why): (&str, &str)) -> String {
     let place = place(evidence, group.lines[0].0.site);
     let steps = evidence.now.saturating_sub(group.since());
-    format!(
-        "{place} holds {} of the last {steps} steps, and is level: a queue that is full",
-        bytes(group.bytes())
-    )
+    format!("{place} {does} {} of the last {steps} steps{why}", bytes(group.bytes()))
 }
+
+/// Live memory has not risen.
+const LEVEL: (&str, &str) = ("holds", ", and is level: a queue that is full");
+const FILLS: (&str, &str) = ("has", ", of ever fewer of them: a cache that fills");
+/// Live memory is below what it came back from.
+const WAVE: (&str, &str) =
+    ("holds", "; as much was live before, and went: load that comes and goes");
 
 /// Whether a group is of the models of a server, each loaded when it is first asked for: the few
 /// steps that did so are no rate.
 fn is_loaded(evidence: &Evidence<'_>, group: &Group) -> bool {
-    let Training { has_optimizer, backward_lines } = &evidence.state.training;
-    if *has_optimizer || !backward_lines.is_empty() || !Uses::of(evidence, group).are_models() {
+    if evidence.has_trained() || !Uses::of(evidence, group).are_models() {
         return false;
     }
     let weights = group.blocks(evidence).filter(|(_, block)| is_persistent(block));
@@ -283,26 +285,6 @@ fn is_filling(evidence: &Evidence<'_>, group: &Group) -> bool {
         thirds[third.min(2) as usize] += 1;
     }
     thirds[0] >= FILLING && thirds.is_sorted_by(|a, b| a >= b) && thirds[2] <= thirds[0] / 5 * 3
-}
-
-fn filling(evidence: &Evidence<'_>, group: &Group) -> String {
-    let place = place(evidence, group.lines[0].0.site);
-    let steps = evidence.now.saturating_sub(group.since());
-    format!(
-        "{place} has {} of the last {steps} steps, of ever fewer of them: a cache that fills",
-        bytes(group.bytes())
-    )
-}
-
-/// Survivors of many steps, while live memory is below what it came back from.
-fn wave(evidence: &Evidence<'_>, group: &Group) -> String {
-    let place = place(evidence, group.lines[0].0.site);
-    let steps = evidence.now.saturating_sub(group.since());
-    format!(
-        "{place} holds {} of the last {steps} steps; as much was live before, and went: load that \
-         comes and goes",
-        bytes(group.bytes())
-    )
 }
 
 /// A growing stack and its blocks.

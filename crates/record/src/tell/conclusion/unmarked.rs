@@ -58,8 +58,7 @@ const IN_A_CELL: &[&str] = &[
 
 /// The line whose blocks stay, if there is one.
 pub fn find(evidence: &Evidence<'_>) -> Option<Finding> {
-    let training = &evidence.state.training;
-    if evidence.now > 0 || training.has_optimizer || !training.backward_lines.is_empty() {
+    if evidence.trains() {
         return None;
     }
     // What is made again and again leaves many blocks of one stack; a forward under way does not.
