@@ -29,6 +29,12 @@ impl Request {
         Self { size, stream, lifetime, start, site: SiteId::NONE }
     }
 
+    /// Of a large block: its lifetime, its bytes and its stream.
+    #[inline(always)]
+    pub(crate) fn large(&self) -> (Lifetime, u64, u32) {
+        (self.lifetime, round(self.size), self.stream)
+    }
+
     pub(crate) fn entry(&self, device: DeviceId, step: u32, capture: u8) -> BlockEntry {
         BlockEntry {
             address: 0,

@@ -31,9 +31,9 @@ fn memory_in_spans_serves_near_capacity_what_torchs_allocator_serves() -> Outcom
     Ok(std::fs::remove_file(&file)?)
 }
 
-/// Needs 1.21 times its peak of live bytes where torch's default needs 1.13: it keeps blocks of 2.6
-/// MiB, each between temporaries, and what they leave of their pages serves none of them.
-const LARGER: [&str; 1] = ["s_video_stages"];
+/// Needs 1.24 times its peak of live bytes where torch's default needs 1.18: what some of its
+/// streams keep is known for it late, and lies between temporaries until then.
+const LARGER: [&str; 1] = ["s_features_events"];
 
 /// Programs by an author who did not know the rules (`traces/kept/programs`).
 #[test]

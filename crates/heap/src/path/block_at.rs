@@ -79,7 +79,7 @@ impl Device {
                     bytes: run.bytes,
                     requested: run.requested(),
                     is_pending,
-                    is_shared: run.shared,
+                    is_shared: run.is_shared(),
                     apart: pool.filter(|pool| !pool.is_ordinary()).map(|pool| pool.rules.reuse),
                 })
             }

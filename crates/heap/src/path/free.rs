@@ -11,7 +11,7 @@ use crate::heap::{DEBUG, HISTORY, Heap, PASSTHROUGH, POISON_FREED, TOLD, TRACE};
 use crate::order::streams::{self, ALL_STREAMS, Streams};
 use crate::path::block_at::block_at;
 use crate::path::malloc::sample_latency;
-use crate::runs::arena::{Run, RunId, RunState};
+use crate::runs::arena::{Run, RunId, RunState, SHARED, WATCHED};
 use crate::runs::page_table::{Owner, Page};
 use crate::shared::Shared;
 use crate::small::shard::FreeOutcome;
@@ -288,20 +288,16 @@ impl Central {
             }
         };
         let (size, requested) = (run.bytes, run.requested());
-        let Run { stream, lifetime, slot, shared, region, .. } = *run;
+        let Run { stream, lifetime, slot, traits, .. } = *run;
         self.freed += size;
         streams.tick();
         let also = also.filter(|&user| user != stream || user == ALL_STREAMS);
-        let (waits, apart) = (shared || also.is_some(), self.pools.has_apart());
-        if waits || apart {
-            let frozen = apart && self.note_free_apart(self.arenas.region(region).space, size);
-            if waits || frozen {
-                self.free_pending(streams, id, also, frozen);
-                let writer = &mut self.writers[pool_of(size)];
-                writer.block_pending(slot, size, requested, lifetime);
-                writer.event(EventKind::Free, lifetime, stream, address, size, time);
-                return Some(());
-            }
+        let is_unusual = traits != 0 || also.is_some() || self.pools.has_apart();
+        if is_unusual && self.must_wait(streams, id, also) {
+            let writer = &mut self.writers[pool_of(size)];
+            writer.block_pending(slot, size, requested, lifetime);
+            writer.event(EventKind::Free, lifetime, stream, address, size, time);
+            return Some(());
         }
         let tag = BlockTag::new(self.device as u8, lifetime, 0, stream);
         // Before the run is merged: what the record needs is at hand here, and need not be kept
@@ -313,12 +309,29 @@ impl Central {
         Some(())
     }
 
-    /// Makes the block wait for its users and `also`; for ever if `frozen`.
+    /// Notes the free of block `id` where that takes more than the usual. Whether the block waits.
     #[cold]
+    #[inline(never)]
+    fn must_wait(&mut self, streams: &Streams, id: RunId, also: Option<u32>) -> bool {
+        let Some(run) = self.arenas.run(id) else { return false };
+        let (traits, region, size) = (run.traits, run.region, run.bytes);
+        if traits & WATCHED != 0 {
+            self.spaces.note_freed(id, self.freed);
+        }
+        let waits = traits & SHARED != 0 || also.is_some();
+        let frozen =
+            self.pools.has_apart() && self.note_free_apart(self.arenas.region(region).space, size);
+        if waits || frozen {
+            self.free_pending(streams, id, also, frozen);
+        }
+        waits || frozen
+    }
+
+    /// Makes the block wait for its users and `also`; for ever if `frozen`.
     fn free_pending(&mut self, streams: &Streams, id: RunId, also: Option<u32>, frozen: bool) {
         let Some(run) = self.arenas.run_mut(id) else { return };
         run.state = RunState::Pending;
-        let Run { stream, shared, .. } = *run;
+        let (stream, shared) = (run.stream, run.is_shared());
         // The owner "all streams" has no work of its own to wait for.
         let own = (stream, if stream == ALL_STREAMS { 0 } else { streams.note_free(stream) });
         let users = if shared { self.users.remove(&id).unwrap_or_default() } else { Vec::new() };
@@ -336,7 +349,7 @@ impl Central {
     ) -> Option<()> {
         let (id, run) = self.find(address, blocks)?;
         if run.stream != user || user == ALL_STREAMS {
-            self.arenas.run_mut(id)?.shared = true;
+            self.arenas.run_mut(id)?.traits |= SHARED;
             let users = self.users.entry(id).or_default();
             if !users.contains(&user) {
                 users.push(user);

@@ -12,12 +12,12 @@ use crate::driver::StreamHandle;
 use crate::error::Error;
 use crate::heap::{ALL_SITES, HISTORY, Heap, POISON_FRESH, UNANNOUNCED, WATCH_CAPTURES};
 use crate::hook_bits::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS};
-use crate::lifetime::{self, Lifetime};
+use crate::lifetime;
 use crate::order::streams::{self, ALL_STREAMS, DEFAULT_STREAM, Resolved};
 use crate::pools::capture::PoolId;
 use crate::pools::route;
 use crate::request::{Request, Want, is_absurd};
-use crate::runs::arena::{Label, RunId};
+use crate::runs::arena::{Label, RunId, SpaceId, WATCHED};
 use crate::runs::page_table::PageTable;
 use crate::shared::Shared;
 use crate::small::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SLAB, class_of, round, round_up};
@@ -270,12 +270,11 @@ impl Device {
     /// [`Device::serve_small`].
     #[inline(always)]
     pub(crate) fn serve_large(&self, shared: &Shared, request: Request) -> u64 {
-        let Request { size: requested, stream, lifetime, start, .. } = request;
-        if is_absurd(requested) {
+        if is_absurd(request.size) {
             return 0;
         }
         let mut central = lock(&self.central);
-        let address = central.serve(shared, requested, stream, lifetime, start);
+        let address = central.serve(shared, request);
         if central.watch.is_due(central.arenas.changes()) {
             drop(central);
             self.watch(shared, Occasion::Due);
@@ -325,12 +324,12 @@ impl Device {
 
     /// A run as the block: a free one, else one from the ladder.
     fn malloc_large(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
-        let Request { size, stream, lifetime, start, .. } = request;
+        let Request { size, stream, .. } = request;
         if is_absurd(size) {
             return Err(self.out_of_memory(shared, size, stream));
         }
         let mut central = lock(&self.central);
-        let address = central.serve(shared, size, stream, lifetime, start);
+        let address = central.serve_watched(shared, request);
         let due = central.watch.is_due(central.arenas.changes());
         if address != 0 || due {
             drop(central);
@@ -342,10 +341,11 @@ impl Device {
             }
             central = lock(&self.central);
         }
-        let bytes = round(size);
-        let space = central.spaces.of_large(lifetime, bytes);
+        let (bytes, freed) = (round(size), central.freed);
+        let space = central.spaces.expect(request.large(), freed);
         let want = Want { space, bytes, align: ALIGNMENT, stream };
         let (mut central, run) = self.climb(shared, central, request, want)?;
+        central.note_born(run, &request);
         self.publish_growth(shared, &mut central);
         Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
     }
@@ -377,16 +377,26 @@ impl Central {
     /// the page table and the record. Returns its address, or 0 if nothing fits. `time`: now, by
     /// the record's clock.
     #[inline(always)]
-    pub(crate) fn serve(
+    pub(crate) fn serve(&mut self, shared: &Shared, request: Request) -> u64 {
+        let space = self.spaces.of_large(request.lifetime, round(request.size));
+        self.serve_from::<false>(shared, request, space)
+    }
+
+    /// As [`Central::serve`], also for a block that is watched.
+    fn serve_watched(&mut self, shared: &Shared, request: Request) -> u64 {
+        let space = self.spaces.expect(request.large(), self.freed);
+        self.serve_from::<true>(shared, request, space)
+    }
+
+    #[inline(always)]
+    fn serve_from<const IS_WATCHED: bool>(
         &mut self,
         shared: &Shared,
-        requested: u64,
-        stream: u32,
-        lifetime: Lifetime,
-        time: u64,
+        request: Request,
+        space: SpaceId,
     ) -> u64 {
+        let Request { size: requested, stream, lifetime, start, .. } = request;
         let size = round(requested);
-        let space = self.spaces.of_large(lifetime, size);
         let writer = &mut self.writers[pool_of(size)];
         let slot = writer.place();
         let label = Label { slack: (size - requested) as u32, lifetime: lifetime as u8, slot };
@@ -396,10 +406,21 @@ impl Central {
         };
         let tag = BlockTag::new(self.device as u8, lifetime as u8, 0, stream);
         let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
-        writer.malloc(slot, block, || shared.step(), time);
+        writer.malloc(slot, block, || shared.step(), start);
         self.usage.block_taken(size);
         self.name(&shared.table, id, address);
+        if IS_WATCHED {
+            self.note_born(id, &request);
+        }
         address
+    }
+
+    fn note_born(&mut self, id: RunId, request: &Request) {
+        if self.spaces.note_born(id, request.large(), self.freed)
+            && let Some(run) = self.arenas.run_mut(id)
+        {
+            run.traits |= WATCHED;
+        }
     }
 
     /// Describes a run just taken as the block of `request`, in the page table and the record.

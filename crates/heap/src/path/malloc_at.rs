@@ -59,7 +59,7 @@ impl Device {
             return None;
         }
         let ordinary = central.pools.iter().filter(|(_, pool)| pool.is_ordinary());
-        let spaces = ordinary.map(|(_, pool)| pool.space()).collect();
+        let spaces = ordinary.flat_map(|(_, pool)| pool.spaces().iter().copied()).collect();
         let run = run_at(central, spaces, request, address)?;
         Some(central.publish(&shared.table, run, request, shared.step(), 0))
     }

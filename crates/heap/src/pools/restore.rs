@@ -328,7 +328,7 @@ impl Freed<'_> {
             let obstacle = match run.state {
                 RunState::Unmapped | RunState::StaleAlias | RunState::Unused => Obstacle::Gone,
                 RunState::Pending => Obstacle::Waits,
-                RunState::Live if run.shared => Obstacle::Waits,
+                RunState::Live if run.is_shared() => Obstacle::Waits,
                 RunState::Free if run.stream == UNOWNED => continue,
                 RunState::Live if run.is_slab => match self.slabs.get(&run.address) {
                     Some((_, false)) => Obstacle::Waits,

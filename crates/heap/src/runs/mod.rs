@@ -2,6 +2,7 @@
 //! here knows a driver.
 
 pub(crate) mod arena;
+pub(crate) mod kept;
 pub(crate) mod page_table;
 pub(crate) mod rows;
 pub(crate) mod spaces;

@@ -21,7 +21,9 @@ use crate::order::streams::{ALL_STREAMS, NUMBERS, Streams};
 use crate::runs::page_table::BLOCK_LIMIT;
 use crate::small::size_class::{ALIGNMENT, PAGE};
 use gruyere_record::SegmentSlot;
-pub(crate) use run::{Label, Region, RegionId, Run, RunId, RunState, SpaceId, UNOWNED};
+pub(crate) use run::{
+    Label, Region, RegionId, Run, RunId, RunState, SHARED, SpaceId, UNOWNED, WATCHED,
+};
 use run::{NO_RUN, RunPlace};
 use size_index::SizeIndex;
 use space::{Space, owner_at, owner_in};
@@ -361,7 +363,7 @@ impl Arenas {
         let run = &mut self.runs[id as usize];
         run.state = RunState::Live;
         run.stream = stream;
-        run.shared = false;
+        run.traits = 0;
         run.is_slab = false;
         self.busy += run.bytes;
         self.busy_peak = self.busy_peak.max(self.busy);

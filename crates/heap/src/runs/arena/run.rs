@@ -26,6 +26,11 @@ pub(crate) enum RunState {
     StaleAlias,
 }
 
+/// Other streams use the block.
+pub(crate) const SHARED: u8 = 1;
+/// The block's kind is watched ([`crate::runs::kept`]).
+pub(crate) const WATCHED: u8 = 2;
+
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
     /// First byte.
@@ -46,8 +51,8 @@ pub(crate) struct Run {
     pub(super) bin: u16,
     /// Its block's tag, as the record counts tags.
     pub(crate) lifetime: u8,
-    /// Other streams use the block (`Central::users`).
-    pub(crate) shared: bool,
+    /// Of a block, a sum of [`SHARED`] and [`WATCHED`]: its free takes more than the usual.
+    pub(crate) traits: u8,
     pub(crate) is_slab: bool,
     pub(super) previous: RunId,
     pub(super) next: RunId,
@@ -69,7 +74,7 @@ impl Run {
             slack: 0,
             bin: 0,
             lifetime: 0,
-            shared: false,
+            traits: 0,
             is_slab: false,
             previous: NO_RUN,
             next: NO_RUN,
@@ -87,9 +92,13 @@ impl Run {
     /// Makes it a block of `stream`.
     #[inline(always)]
     pub(super) fn become_block(&mut self, stream: u32, label: Label) {
-        (self.state, self.stream, self.shared, self.is_slab) =
-            (RunState::Live, stream, false, false);
+        (self.state, self.stream, self.traits, self.is_slab) = (RunState::Live, stream, 0, false);
         self.label(label);
+    }
+
+    /// Whether other streams use the block (`Central::users`).
+    pub(crate) fn is_shared(&self) -> bool {
+        self.traits & SHARED != 0
     }
 
     #[inline(always)]

@@ -126,6 +126,12 @@ impl Gathered {
         (u64::from(self.split.0) * PAGE, u64::from(self.split.1) * PAGE)
     }
 
+    /// The chunk of which the row takes a part, and the pages that it leaves.
+    pub(crate) fn torn(&self) -> Option<(ChunkId, u32)> {
+        let ends = [(self.pieces.last(), self.split.1), (self.pieces.first(), self.split.0)];
+        ends.into_iter().find_map(|(piece, rest)| Some((piece?.chunk, rest)).filter(|_| rest > 0))
+    }
+
     /// All chunks of `parts` ([`parts_of`]) that are idle as a whole, longest first.
     pub(crate) fn whole(parts: &[(&MovablePages, Part)]) -> Self {
         let mut gathered = Self::default();

@@ -32,6 +32,9 @@ const NEAR_PEAK: u64 = 8;
 /// the heap grows by up to [`GROWTH_PER_STRANDED`] times the excess before pages move.
 const USUALLY_STRANDED: (u64, u64) = (32, 8 * PAGE);
 const GROWTH_PER_STRANDED: u64 = 2;
+/// A heap holds much if it holds more beyond the peak of live bytes than one part in the first of
+/// it, and than the second (bytes).
+const MUCH: (u64, u64) = (24, 8 * PAGE);
 
 impl Central {
     /// Maps pages to make `want` fit: fresh ones up to the slack above the peak of live bytes; past
@@ -40,7 +43,11 @@ impl Central {
     pub(crate) fn stitch(&mut self, ctx: &Growth<'_>, want: Want) -> Result<()> {
         self.pace.begin(self.freed);
         self.addresses_ran_out = false;
-        let soft = self.soft_ceiling(ctx.record, want.bytes).min(self.limit);
+        let (live, peak) = ctx.record.live(self.device);
+        // What the program has needed at most, with this request.
+        let wanted = peak.max(live + want.bytes);
+        self.spaces.note_peak(peak);
+        let soft = (wanted + self.slack_above(wanted)).min(self.limit);
         let mut plan = self.plan_row(ctx, want)?;
         let mut failure = DriverError::new("limit", ErrorKind::OutOfMemory, 0);
         let spare = self.backing.pages.spare();
@@ -61,6 +68,11 @@ impl Central {
         let mut gathered = Gathered::default();
         let moves = ctx.moves && self.spaces.is_ordinary(want.space);
         let one_stream = self.arenas.is_of_one_stream(want.space);
+        // With several streams it costs memory on devices that lag.
+        let may_watch = moves && (one_stream || ctx.little_left);
+        if may_watch && self.holds_much(wanted) {
+            self.spaces.watch();
+        }
         if moves && ctx.past_slack && one_stream {
             let room =
                 (soft + self.growth_for_stranded()).saturating_sub(self.backing.pages.held());
@@ -77,9 +89,9 @@ impl Central {
             // With several streams, what a move strands may be free soon: it counts only where
             // little memory is left.
             let careful =
-                (one_stream || ctx.little_left) && self.is_near_peak(ctx.record, want.bytes);
+                (one_stream || ctx.little_left) && live + want.bytes > peak - peak / NEAR_PEAK;
             let may_move = |pages: &MovablePages| !careful || strands_little(pages);
-            let found = self.gather(ctx, want, &row, may_move);
+            let (row, found) = self.gather(ctx, want, row, !ctx.little_left, may_move);
             let missing = row.bytes - found.pages * PAGE;
             if missing == 0 {
                 return self.grow_by(ctx, want, row, 0, found);
@@ -110,7 +122,7 @@ impl Central {
             Some(row) => row,
             None => self.plan_row(ctx, want)?,
         };
-        let found = self.gather(ctx, want, &row, |_| true);
+        let (row, found) = self.gather(ctx, want, row, false, |_| true);
         if row.bytes - found.pages * PAGE > self.room(ctx.fresh) {
             return Err(failure);
         }
@@ -134,19 +146,47 @@ impl Central {
         self.room(fresh) < self.backing.pages.held() / LITTLE_LEFT
     }
 
-    /// Chooses idle pages for `row`, among those for which `may_move` is true.
+    /// Chooses idle pages for `row`, among those for which `may_move` is true. `apart`: from other
+    /// spaces come whole chunks alone, and make the row longer if need be; a chunk in two spaces
+    /// would seldom be idle as a whole.
     fn gather(
         &self,
         ctx: &Growth<'_>,
         want: Want,
-        row: &Plan,
+        row: Plan,
+        apart: bool,
         may_move: impl Fn(&MovablePages) -> bool,
-    ) -> Gathered {
+    ) -> (Plan, Gathered) {
         let mut movable = self.movable_pages(ctx, want);
         // Free memory beside the row, needed by the request, stays.
         movable.retain(|pages| !row.needs.contains(&Some(pages.run)) && may_move(pages));
         let parts = parts_of(&self.backing.pages, &movable);
-        Gathered::choose(&parts, (row.bytes / PAGE) as u32, self.arenas.room_around(row))
+        let choose = |parts: &[_], row: &Plan| {
+            Gathered::choose(parts, (row.bytes / PAGE) as u32, self.arenas.room_around(row))
+        };
+        let is_here = |pages: &MovablePages| self.space_of(pages.run) == Some(want.space);
+        if !apart || movable.iter().all(is_here) {
+            return (row, choose(&parts, &row));
+        }
+        let (here, with_whole) = apart_from_others(&parts, is_here);
+        let found = choose(&with_whole, &row);
+        let rest = |found: &Gathered| {
+            found.torn().filter(|(chunk, _)| here.iter().all(|(_, part)| part.chunk != *chunk))
+        };
+        let Some((_, pages)) = rest(&found) else { return (row, found) };
+        let bytes = row.bytes + u64::from(pages) * PAGE;
+        if let Some(longer) = self.row_alone(want.space, bytes) {
+            let found = choose(&with_whole, &longer);
+            if found.pages * PAGE == bytes && rest(&found).is_none() {
+                return (longer, found);
+            }
+        }
+        (row, choose(&here, &row))
+    }
+
+    /// A row in an unmapped range by itself, with room beside it for the rest of split chunks.
+    fn row_alone(&self, space: SpaceId, bytes: u64) -> Option<Plan> {
+        self.arenas.plan_alone(space, bytes, (LONGEST_CHUNK, LONGEST_CHUNK))
     }
 
     /// The limit below which fresh pages come before idle ones: the peak of live bytes, with
@@ -167,10 +207,10 @@ impl Central {
         GROWTH_PER_STRANDED * stranded.saturating_sub((held / share).max(least))
     }
 
-    /// Whether `bytes` more than now would be near the peak of live bytes.
-    fn is_near_peak(&self, record: &Record, bytes: u64) -> bool {
-        let (live, peak) = record.live(self.device);
-        live + bytes > peak - peak / NEAR_PEAK
+    /// Whether the heap holds so much more than is `wanted` at most that blocks which will be kept
+    /// are worth a space of their own.
+    fn holds_much(&self, wanted: u64) -> bool {
+        self.backing.pages.held() > wanted + (wanted / MUCH.0).max(MUCH.1)
     }
 
     /// How far (bytes) held memory may exceed `wanted`, the peak of live bytes, before idle pages
@@ -210,14 +250,12 @@ impl Central {
     /// split chunks, so that every idle page can be mapped into it.
     fn plan_alone(&mut self, ctx: &Growth<'_>, want: Want) -> Option<Plan> {
         let (space, bytes) = (want.space, want.bytes.next_multiple_of(PAGE));
-        let plan =
-            |arenas: &Arenas| arenas.plan_alone(space, bytes, (LONGEST_CHUNK, LONGEST_CHUNK));
-        if let Some(plan) = plan(&self.arenas) {
+        if let Some(plan) = self.row_alone(space, bytes) {
             return Some(plan);
         }
         // Otherwise only a row beside free memory is left, and fewer idle pages fit into that.
         if self.reserve_more(ctx, space, bytes.saturating_add(2 * LONGEST_CHUNK)) {
-            plan(&self.arenas)
+            self.row_alone(space, bytes)
         } else {
             None
         }
@@ -491,6 +529,26 @@ impl Central {
         }
         self.unmap_retired(ctx.driver, &|stream| ctx.streams.reusable(stream), 0);
     }
+}
+
+/// A chunk's idle part.
+type IdlePart<'a> = (&'a MovablePages, Part);
+
+/// Of the idle `parts`: those in the space that `is_here`, and these with those that make up whole
+/// chunks in other spaces.
+fn apart_from_others<'a>(
+    parts: &[IdlePart<'a>],
+    is_here: impl Fn(&MovablePages) -> bool,
+) -> (Vec<IdlePart<'a>>, Vec<IdlePart<'a>>) {
+    let (mut here, mut with_whole) = (Vec::new(), Vec::new());
+    for chunk in parts.chunk_by(|(_, a), (_, b)| a.chunk == b.chunk) {
+        let own: Vec<_> = chunk.iter().filter(|(pages, _)| is_here(pages)).cloned().collect();
+        let idle: u32 = chunk.iter().map(|(_, part)| part.count()).sum();
+        let is_whole = chunk[0].1.first + chunk[0].1.count() + chunk[0].1.behind == idle;
+        with_whole.extend_from_slice(if own.is_empty() && is_whole { chunk } else { &own });
+        here.extend(own);
+    }
+    (here, with_whole)
 }
 
 /// Whether `pages` leave little behind. Blocks that stay between temporaries cut their memory into
