@@ -81,7 +81,7 @@ const BEYOND: [(&str, u64); 4] = [
     ("big_particle", 53 << 20),
     ("big_sliding", 22 << 20),
     ("lngru_eval_b", 9 << 20),
-    ("video_frames_a", 43 << 20),
+    ("video_frames_a", 51 << 20),
 ];
 
 #[test]

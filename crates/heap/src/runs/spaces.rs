@@ -119,12 +119,15 @@ impl Spaces {
         }
     }
 
-    /// From now on blocks are watched, and those that will be kept lie apart. Not where sizes do.
-    pub(crate) fn watch(&mut self) {
-        if self.kept.is_none() && !self.are_apart {
+    /// From now on blocks are watched, and those that will be kept lie apart; not where sizes do.
+    /// Whether that is new.
+    pub(crate) fn watch(&mut self) -> bool {
+        let is_new = self.kept.is_none() && !self.are_apart;
+        if is_new {
             self.kept = Some(KeptBlocks::default());
             self.unusual = (PAGE, u64::MAX - PAGE);
         }
+        is_new
     }
 
     /// Notes the peak of live bytes.

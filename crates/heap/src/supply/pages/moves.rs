@@ -28,10 +28,6 @@ const STRANDED: u64 = 8;
 const LITTLE_LEFT: u64 = 2;
 /// Live bytes are near their peak if they lack less than one part in this of it.
 const NEAR_PEAK: u64 = 8;
-/// Where more is stranded than one part in the first of what is held, or than the second (bytes),
-/// the heap grows by up to [`GROWTH_PER_STRANDED`] times the excess before pages move.
-const USUALLY_STRANDED: (u64, u64) = (32, 8 * PAGE);
-const GROWTH_PER_STRANDED: u64 = 2;
 /// A heap holds much if it holds more beyond the peak of live bytes than one part in the first of
 /// it, and than the second (bytes).
 const MUCH: (u64, u64) = (24, 8 * PAGE);
@@ -70,19 +66,8 @@ impl Central {
         let one_stream = self.arenas.is_of_one_stream(want.space);
         // With several streams it costs memory on devices that lag.
         let may_watch = moves && (one_stream || ctx.little_left);
-        if may_watch && self.holds_much(wanted) {
-            self.spaces.watch();
-        }
-        if moves && ctx.past_slack && one_stream {
-            let room =
-                (soft + self.growth_for_stranded()).saturating_sub(self.backing.pages.held());
-            if plan.bytes <= room.min(self.room(ctx.fresh)) {
-                match self.grow_by(ctx, want, plan, 0, Gathered::default()) {
-                    Err(error) if error.is_out_of_memory() => {}
-                    done => return done,
-                }
-                plan = self.plan_row(ctx, want)?;
-            }
+        if may_watch && self.holds_much(wanted) && self.spaces.watch() {
+            log::debug!("device {}: from now on blocks that are kept lie apart", self.device);
         }
         if moves && self.may_take_time(ctx) {
             let row = self.plan_alone(ctx, want).unwrap_or(plan);
@@ -195,16 +180,6 @@ impl Central {
         let (live, peak) = record.live(self.device);
         let wanted = peak.max(live + bytes);
         wanted + self.slack_above(wanted)
-    }
-
-    /// Bytes by which the heap may grow beyond its slack since moves have stranded much.
-    fn growth_for_stranded(&self) -> u64 {
-        let held = self.backing.pages.held();
-        let movable = self.arenas.movable_runs(&self.movable_spaces(), &|_, _| Movable::Idle);
-        let idle: u64 = movable.iter().map(MovablePages::bytes).sum();
-        let stranded = held.saturating_sub(self.arenas.busy() + idle);
-        let (share, least) = USUALLY_STRANDED;
-        GROWTH_PER_STRANDED * stranded.saturating_sub((held / share).max(least))
     }
 
     /// Whether the heap holds so much more than is `wanted` at most that blocks which will be kept
