@@ -167,7 +167,10 @@ def test_a_rank_beside_none_has_live_what_each_of_two_real_ones_has(tmp_path):
     )  # fmt: skip
     # Not by their exit code: gloo's threads may abort a rank that has ended.
     peaks = [int(peak) for peak in re.findall(r"peak (\d+) B", both.stdout)]
-    assert peaks == 2 * [row(document, "gruyere")["peak_live"]], both.stderr
+    live = row(document, "gruyere")["peak_live"]
+    assert len(peaks) == 2, both.stderr
+    # A thread of gloo's frees a block of 512 B when it comes to it, seldom behind the peak.
+    assert all(peak - live in (0, 512) for peak in peaks), (peaks, live, both.stderr)
 
 
 def test_what_is_sharded_is_a_ranks_share_and_the_answer_says_what_was_run(tmp_path):
