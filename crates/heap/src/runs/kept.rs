@@ -33,7 +33,7 @@ type KindId = u16;
 
 /// When a block came, and what of.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Birth {
+struct Birth {
     kind: KindId,
     at: u64,
 }
