@@ -293,7 +293,7 @@ impl Central {
         streams.tick();
         let also = also.filter(|&user| user != stream || user == ALL_STREAMS);
         let is_unusual = traits != 0 || also.is_some() || self.pools.has_apart();
-        if is_unusual && self.must_wait(streams, id, also) {
+        if is_unusual && self.free_unusual(streams, id, also) {
             let writer = &mut self.writers[pool_of(size)];
             writer.block_pending(slot, size, requested, lifetime);
             writer.event(EventKind::Free, lifetime, stream, address, size, time);
@@ -309,10 +309,10 @@ impl Central {
         Some(())
     }
 
-    /// Notes the free of block `id` where that takes more than the usual. Whether the block waits.
+    /// What the free of block `id` takes beyond the usual. Whether the block waits from now on.
     #[cold]
     #[inline(never)]
-    fn must_wait(&mut self, streams: &Streams, id: RunId, also: Option<u32>) -> bool {
+    fn free_unusual(&mut self, streams: &Streams, id: RunId, also: Option<u32>) -> bool {
         let Some(run) = self.arenas.run(id) else { return false };
         let (traits, region, size) = (run.traits, run.region, run.bytes);
         if traits & WATCHED != 0 {

@@ -374,8 +374,8 @@ impl ShardCell {
 
 impl Central {
     /// The hot path of a large malloc: takes the best fit among the free runs and describes it in
-    /// the page table and the record. Returns its address, or 0 if nothing fits. `time`: now, by
-    /// the record's clock.
+    /// the page table and the record. Returns its address, or 0 if nothing fits, or the block is
+    /// watched ([`Central::serve_watched`]).
     #[inline(always)]
     pub(crate) fn serve(&mut self, shared: &Shared, request: Request) -> u64 {
         let space = self.spaces.of_large(request.lifetime, round(request.size));

@@ -184,6 +184,35 @@ mod tests {
         for lifetime in Lifetime::ALL {
             let all = [512, SMALL_MAX + 512, MEDIUM].map(|size| spaces.of_size(lifetime, size));
             assert_eq!(all, [spaces.of(lifetime); 3]);
+            let empty = spaces.of(lifetime) + FIRST_MEDIUM;
+            let kept = (lifetime == Lifetime::Auto).then_some(KEPT);
+            let expected: Vec<_> = [spaces.of(lifetime), empty].into_iter().chain(kept).collect();
+            assert_eq!(spaces.of_lifetime(lifetime).collect::<Vec<_>>(), expected);
         }
+        assert_eq!(spaces.iter().count(), 2 * LIFETIMES + 1);
+    }
+
+    #[test]
+    fn the_hot_path_finds_no_memory_for_a_block_that_is_watched() {
+        let mut spaces = Spaces::new(&mut Arenas::default(), false);
+        let ([auto, tagged], stream) = ([Lifetime::Auto, Lifetime::Step], 2);
+        assert_eq!(spaces.of_large(auto, PAGE), spaces.of(auto));
+        assert!(spaces.watch() && !spaces.watch());
+        for lifetime in [auto, tagged] {
+            assert_eq!(spaces.of_large(lifetime, PAGE - 512), spaces.of(lifetime));
+            assert_eq!(spaces.of_large(lifetime, PAGE), spaces.of(lifetime) + FIRST_MEDIUM);
+            assert_eq!(spaces.expect((lifetime, PAGE, stream), 0), spaces.of(lifetime));
+        }
+        assert!(spaces.note_born(1, (auto, PAGE, stream), 0));
+        assert!(!spaces.note_born(2, (tagged, PAGE, stream), 0));
+        assert!(!spaces.note_born(3, (auto, PAGE, ALL_STREAMS), 0));
+        assert!(!spaces.note_born(4, (auto, PAGE - 512, stream), 0));
+    }
+
+    #[test]
+    fn where_sizes_lie_apart_nothing_is_watched() {
+        let mut spaces = Spaces::new(&mut Arenas::default(), true);
+        assert!(!spaces.watch());
+        assert_eq!(spaces.of_large(Lifetime::Auto, MEDIUM), spaces.of(Lifetime::Auto));
     }
 }

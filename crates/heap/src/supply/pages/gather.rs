@@ -18,6 +18,9 @@ pub(crate) struct Source {
     pub(crate) part: Part,
 }
 
+/// A part of a chunk, and the idle pages of a run in which it lies.
+pub(crate) type IdlePart<'a> = (&'a MovablePages, Part);
+
 /// Consecutive idle pages of a chunk, at any addresses.
 #[derive(Clone)]
 struct Idle<'a> {
@@ -29,13 +32,13 @@ struct Idle<'a> {
     /// Pages of the chunk behind these.
     behind: u32,
     /// The parts that make them up, by page of the chunk.
-    parts: &'a [(&'a MovablePages, Part)],
+    parts: &'a [IdlePart<'a>],
 }
 
 impl<'a> Idle<'a> {
     /// The idle pages of `parts`, which are by chunk and by page within it.
-    fn all(parts: &'a [(&'a MovablePages, Part)]) -> Vec<Self> {
-        let follows = |(_, a): &(&MovablePages, Part), (_, b): &(&MovablePages, Part)| {
+    fn all(parts: &'a [IdlePart<'a>]) -> Vec<Self> {
+        let follows = |(_, a): &IdlePart<'_>, (_, b): &IdlePart<'_>| {
             a.chunk == b.chunk && a.first + a.count() == b.first
         };
         let rows = parts.chunk_by(follows).filter_map(|parts| {
@@ -82,10 +85,7 @@ impl<'a> Idle<'a> {
 }
 
 /// The parts of chunks that make up `movable`, by chunk and by page within it.
-pub(crate) fn parts_of<'a>(
-    pages: &Pages,
-    movable: &'a [MovablePages],
-) -> Vec<(&'a MovablePages, Part)> {
+pub(crate) fn parts_of<'a>(pages: &Pages, movable: &'a [MovablePages]) -> Vec<IdlePart<'a>> {
     let mut parts = Vec::with_capacity(movable.len());
     for movable in movable {
         parts.extend(pages.parts_back(&movable.pages).map(|part| (movable, part)));
@@ -93,6 +93,25 @@ pub(crate) fn parts_of<'a>(
     // By chunk, then by page: one comparison where a pair takes two.
     parts.sort_unstable_by_key(|(_, part)| u64::from(part.chunk) << 32 | u64::from(part.first));
     parts
+}
+
+/// Of the idle `parts` ([`parts_of`]): those in the space that `is_here`, and these with those that
+/// make up whole chunks in other spaces.
+pub(crate) fn apart_from_others<'a>(
+    parts: &'a [IdlePart<'a>],
+    is_here: impl Fn(&MovablePages) -> bool,
+) -> (Vec<IdlePart<'a>>, Vec<IdlePart<'a>>) {
+    let (mut here, mut with_whole) = (Vec::new(), Vec::new());
+    for idle in Idle::all(parts) {
+        let own = idle.parts.iter().filter(|(pages, _)| is_here(pages));
+        if idle.is_whole() && own.clone().next().is_none() {
+            with_whole.extend_from_slice(idle.parts);
+        } else {
+            with_whole.extend(own.clone().cloned());
+            here.extend(own.cloned());
+        }
+    }
+    (here, with_whole)
 }
 
 /// The pages found for a row.
@@ -133,7 +152,7 @@ impl Gathered {
     }
 
     /// All chunks of `parts` ([`parts_of`]) that are idle as a whole, longest first.
-    pub(crate) fn whole(parts: &[(&MovablePages, Part)]) -> Self {
+    pub(crate) fn whole(parts: &[IdlePart<'_>]) -> Self {
         let mut gathered = Self::default();
         Idle::whole_of(&Idle::all(parts)).into_iter().for_each(|idle| gathered.push(idle));
         gathered
@@ -142,7 +161,7 @@ impl Gathered {
     /// Chooses up to `need` pages of `parts` ([`parts_of`]): one part of a chunk if long enough,
     /// else the tail of a chunk, whole chunks and the head of a chunk. The rest of a split chunk
     /// before and behind the row must fit into `room` (bytes).
-    pub(crate) fn choose(parts: &[(&MovablePages, Part)], need: u32, room: (u64, u64)) -> Self {
+    pub(crate) fn choose(parts: &[IdlePart<'_>], need: u32, room: (u64, u64)) -> Self {
         let reaches = |idle: &Idle<'_>| {
             let (left, right) = (u64::from(idle.first) * PAGE, u64::from(idle.behind) * PAGE);
             (left <= room.0, right <= room.1)

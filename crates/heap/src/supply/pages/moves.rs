@@ -13,7 +13,7 @@ use crate::request::{Eviction, Growth, Want};
 use crate::runs::arena::{Arenas, Movable, MovablePages, Plan, RunId, SpaceId, UNOWNED};
 use crate::small::size_class::PAGE;
 use crate::supply::pages::chunks::{Part, Piece};
-use crate::supply::pages::gather::{Gathered, Source, parts_of};
+use crate::supply::pages::gather::{Gathered, Source, apart_from_others, parts_of};
 use crate::supply::pages::growth::{OWN_SHARE, STEP, usual_slack};
 use crate::supply::pages::{ChunkId, LONGEST_CHUNK};
 use gruyere_record::{DeviceGauge, EventKind, Record, clock};
@@ -43,7 +43,7 @@ impl Central {
         // What the program has needed at most, with this request.
         let wanted = peak.max(live + want.bytes);
         self.spaces.note_peak(peak);
-        let soft = (wanted + self.slack_above(wanted)).min(self.limit);
+        let soft = self.soft_ceiling(wanted).min(self.limit);
         let mut plan = self.plan_row(ctx, want)?;
         let mut failure = DriverError::new("limit", ErrorKind::OutOfMemory, 0);
         let spare = self.backing.pages.spare();
@@ -174,12 +174,16 @@ impl Central {
         self.arenas.plan_alone(space, bytes, (LONGEST_CHUNK, LONGEST_CHUNK))
     }
 
-    /// The limit below which fresh pages come before idle ones: the peak of live bytes, with
-    /// `bytes` more, and some slack.
-    fn soft_ceiling(&self, record: &Record, bytes: u64) -> u64 {
-        let (live, peak) = record.live(self.device);
-        let wanted = peak.max(live + bytes);
+    /// The limit below which fresh pages come before idle ones: what is `wanted` at most, and some
+    /// slack.
+    fn soft_ceiling(&self, wanted: u64) -> u64 {
         wanted + self.slack_above(wanted)
+    }
+
+    /// What the program has needed at most, with `bytes` more now.
+    fn wanted(&self, record: &Record, bytes: u64) -> u64 {
+        let (live, peak) = record.live(self.device);
+        peak.max(live + bytes)
     }
 
     /// Whether the heap holds so much more than is `wanted` at most that blocks which will be kept
@@ -196,12 +200,12 @@ impl Central {
 
     /// Whether growth by `bytes` would move pages, if any are idle.
     pub(crate) fn is_beyond_slack(&self, record: &Record, bytes: u64) -> bool {
-        self.backing.pages.held() + bytes > self.soft_ceiling(record, bytes)
+        self.backing.pages.held() + bytes > self.soft_ceiling(self.wanted(record, bytes))
     }
 
     /// Whether growth by `bytes` would hold more than live blocks have ever needed, and the slack.
     pub(crate) fn would_grow_for_nothing(&self, record: &Record, bytes: u64) -> bool {
-        self.backing.held + bytes > self.soft_ceiling(record, bytes)
+        self.backing.held + bytes > self.soft_ceiling(self.wanted(record, bytes))
     }
 
     fn plan_row(&mut self, ctx: &Growth<'_>, want: Want) -> Result<Plan> {
@@ -504,26 +508,6 @@ impl Central {
         }
         self.unmap_retired(ctx.driver, &|stream| ctx.streams.reusable(stream), 0);
     }
-}
-
-/// A chunk's idle part.
-type IdlePart<'a> = (&'a MovablePages, Part);
-
-/// Of the idle `parts`: those in the space that `is_here`, and these with those that make up whole
-/// chunks in other spaces.
-fn apart_from_others<'a>(
-    parts: &[IdlePart<'a>],
-    is_here: impl Fn(&MovablePages) -> bool,
-) -> (Vec<IdlePart<'a>>, Vec<IdlePart<'a>>) {
-    let (mut here, mut with_whole) = (Vec::new(), Vec::new());
-    for chunk in parts.chunk_by(|(_, a), (_, b)| a.chunk == b.chunk) {
-        let own: Vec<_> = chunk.iter().filter(|(pages, _)| is_here(pages)).cloned().collect();
-        let idle: u32 = chunk.iter().map(|(_, part)| part.count()).sum();
-        let is_whole = chunk[0].1.first + chunk[0].1.count() + chunk[0].1.behind == idle;
-        with_whole.extend_from_slice(if own.is_empty() && is_whole { chunk } else { &own });
-        here.extend(own);
-    }
-    (here, with_whole)
 }
 
 /// Whether `pages` leave little behind. Blocks that stay between temporaries cut their memory into
