@@ -82,6 +82,8 @@ pub(crate) struct Central {
     pub(crate) idled: u64,
     /// Bytes of large blocks freed so far.
     pub(crate) freed: u64,
+    /// Bytes that requests have lacked beyond the slack so far.
+    pub(crate) lacked: u64,
     /// The recent pace of growth.
     pub(crate) pace: Pace,
     pub(crate) creep: Creep,
@@ -135,6 +137,7 @@ impl Central {
             order: Order::default(),
             idled: 0,
             freed: 0,
+            lacked: 0,
             pace: Pace::new(false),
             creep: Creep::default(),
             move_time: MoveTime::default(),

@@ -11,7 +11,7 @@ use std::path::Path;
 
 /// Programs that would move pages at most of their requests: with the moves of `slack:0.1%` they
 /// take 99 and 18 times as long.
-const MOVERS: [&str; 2] = ["kept/streams/s_prefetch_segment", "beyond/big_particle"];
+const MOVERS: [&str; 2] = ["kept/streams/s_prefetch_segment", "kept/big_particle"];
 
 fn open(name: &str) -> Trace {
     let traces = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces");

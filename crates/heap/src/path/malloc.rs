@@ -266,8 +266,7 @@ impl Device {
         self.shard(request.stream).take_slot(shared, request)
     }
 
-    /// The hot path of a large malloc: the best fit among the free runs. 0 as
-    /// [`Device::serve_small`].
+    /// The hot path of a large malloc: a free run that fits. 0 as [`Device::serve_small`].
     #[inline(always)]
     pub(crate) fn serve_large(&self, shared: &Shared, request: Request) -> u64 {
         if is_absurd(request.size) {
@@ -373,8 +372,8 @@ impl ShardCell {
 }
 
 impl Central {
-    /// The hot path of a large malloc: takes the best fit among the free runs and describes it in
-    /// the page table and the record. Returns its address, or 0 if nothing fits, or the block is
+    /// The hot path of a large malloc: takes a free run that fits and describes it in the
+    /// page table and the record. Returns its address, or 0 if nothing fits, or the block is
     /// watched ([`Central::serve_watched`]).
     #[inline(always)]
     pub(crate) fn serve(&mut self, shared: &Shared, request: Request) -> u64 {

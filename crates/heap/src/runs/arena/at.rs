@@ -84,12 +84,50 @@ impl Arenas {
         bytes: u64,
         stream: u32,
     ) -> Option<RunId> {
-        let id = self.best_fit(space, bytes, ALIGNMENT, stream)?;
+        let (_, (id, _)) =
+            self.spaces.get(space as usize)?.fit(&self.runs, (bytes, ALIGNMENT), false, stream)?;
         let whole = self.runs[id as usize].bytes;
         // A block's bytes beyond its request must fit 32 bits.
         if whole - bytes > u64::from(u32::MAX) - ALIGNMENT {
             return None;
         }
         self.take(id, whole, ALIGNMENT, stream)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::small::size_class::PAGE;
+
+    /// A space with free memory of its only stream: a long region below a short one.
+    fn of_one_stream(lowest_fit: bool) -> (Arenas, SpaceId) {
+        let mut arenas = Arenas { lowest_fit, ..Arenas::default() };
+        let space = arenas.add_space(false);
+        for (address, bytes) in [(64 * PAGE, 16 * PAGE), (128 * PAGE, 4 * PAGE)] {
+            arenas.add_region(space, address, bytes, (address, bytes), 0);
+        }
+        (arenas, space)
+    }
+
+    #[test]
+    fn a_long_request_takes_the_lowest_run_but_a_whole_one_the_shortest() {
+        let address = |arenas: &Arenas, id: RunId| arenas.run(id).unwrap().address / PAGE;
+        for (lowest_fit, expected) in [(false, 128), (true, 64)] {
+            let (mut arenas, space) = of_one_stream(lowest_fit);
+            let cut = arenas.allocate(space, 3 * PAGE, ALIGNMENT, 0).unwrap();
+            assert_eq!(address(&arenas, cut), expected);
+            let (mut arenas, space) = of_one_stream(lowest_fit);
+            let whole = arenas.allocate_whole(space, 3 * PAGE, 0).unwrap();
+            assert_eq!(address(&arenas, whole), 128);
+        }
+    }
+
+    #[test]
+    fn where_a_second_stream_has_freed_memory_a_long_request_takes_the_best_fit() {
+        let (mut arenas, space) = of_one_stream(true);
+        arenas.add_region(space, 256 * PAGE, PAGE, (256 * PAGE, PAGE), 1);
+        let cut = arenas.allocate(space, 3 * PAGE, ALIGNMENT, 0).unwrap();
+        assert_eq!(arenas.run(cut).unwrap().address, 128 * PAGE);
     }
 }

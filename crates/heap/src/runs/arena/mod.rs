@@ -2,12 +2,11 @@
 //!
 //! A region is one piece of memory from the driver; its runs tile it in address order. A space is a
 //! set of regions whose free runs are searched together: one a lifetime, one a capture pool. Slabs
-//! are runs too, at multiples of the page: best fit puts them into the gaps that large blocks
-//! leave. A free run belongs to the stream that used it last, which may reuse it at once. It
-//! belongs to no stream ([`UNOWNED`]) once an event has shown that the stream is past the free.
-//! Neighbours of one owner are always merged; those of different owners are joined when a stream
-//! that may use both needs them ([`Arenas::join`]). The caller says through epochs what is safe to
-//! reuse.
+//! are runs too, at multiples of the page, in the gaps that large blocks leave. A free run belongs
+//! to the stream that used it last, which may reuse it at once. It belongs to no stream
+//! ([`UNOWNED`]) once an event has shown that the stream is past the free. Neighbours of one owner
+//! are always merged; those of different owners are joined when a stream that may use both needs
+//! them ([`Arenas::join`]). The caller says through epochs what is safe to reuse.
 
 mod at;
 pub(crate) mod audit;
@@ -41,6 +40,9 @@ pub(crate) struct Arenas {
     unused_spaces: Vec<SpaceId>,
     /// Runs wanted at multiples of a page come only whole (`Heap::dedicate_allocations`).
     pub(crate) whole_runs: bool,
+    /// In spaces of one stream, long requests take the lowest of several fits, not the best: what
+    /// stays gathers at low addresses, and free memory stays in one piece.
+    pub(crate) lowest_fit: bool,
     scratch: Vec<RunId>,
     /// The places of owners that may have free runs which their streams are past by now
     /// ([`Arenas::note_further`]).
@@ -204,8 +206,8 @@ impl Arenas {
         self.runs.iter().filter(|run| run.state != RunState::Unused).map(|run| run.stream)
     }
 
-    /// A live run of `bytes` at a multiple of `align` for `stream`: the best fit among the stream's
-    /// own free runs and unowned ones.
+    /// A live run of `bytes` at a multiple of `align` for `stream`, from a free run of its own or
+    /// an unowned one.
     pub(crate) fn allocate(
         &mut self,
         space: SpaceId,
@@ -216,7 +218,7 @@ impl Arenas {
         if align <= ALIGNMENT {
             return self.allocate_block(space, bytes, stream, Label::default()).map(|(id, _)| id);
         }
-        let id = self.best_fit(space, bytes, align, stream)?;
+        let id = self.fit(space, bytes, align, stream)?;
         self.take(id, bytes, align, stream)
     }
 
@@ -232,20 +234,22 @@ impl Arenas {
         stream: u32,
         label: Label,
     ) -> Option<(RunId, u64)> {
-        let Space { owners, filled, .. } = self.spaces.get_mut(space as usize)?;
-        let owners = &mut owners[..];
-        let contested =
-            matches!(owners.get(owner_at(UNOWNED)), Some(Some(unowned)) if unowned.count != 0);
-        let (owner, found) = if contested {
-            let (owner, found) = best_of_both(owners, &self.runs, bytes, ALIGNMENT, stream)?;
+        let space = self.spaces.get_mut(space as usize)?;
+        let (owner, found) = if space.is_contested() {
+            let key = (bytes, ALIGNMENT);
+            let (owner, found) = space.fit(&self.runs, key, self.lowest_fit, stream)?;
             (owner, Some(found))
         } else {
             (owner_at(stream), None)
         };
+        let Space { owners, filled, several_streams, .. } = space;
         let index = owners.get_mut(owner)?.as_deref_mut()?;
         let (id, whole) = match found {
             Some(found) => found,
-            None => index.best_fit(&self.runs, bytes, ALIGNMENT)?,
+            None => {
+                let lowest = self.lowest_fit && !*several_streams;
+                index.fit(&self.runs, bytes, ALIGNMENT, lowest)?
+            }
         };
         let left = whole.wrapping_sub(bytes);
         if left == 0 {
@@ -282,9 +286,9 @@ impl Arenas {
         Some((new, address))
     }
 
-    fn best_fit(&self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<RunId> {
-        let owners = &self.spaces.get(space as usize)?.owners[..];
-        best_of_both(owners, &self.runs, bytes, align, stream).map(|(_, (id, _))| id)
+    fn fit(&self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<RunId> {
+        let space = self.spaces.get(space as usize)?;
+        space.fit(&self.runs, (bytes, align), self.lowest_fit, stream).map(|(_, (id, _))| id)
     }
 
     /// [`Arenas::allocate`] from joined neighbours of different owners, all of which `stream` may
@@ -552,27 +556,6 @@ impl Arenas {
 
 const _: () = assert!(owner_at(ALL_STREAMS) == 0 && owner_at(UNOWNED) == 1 && owner_at(0) == 2);
 const _: () = assert!(owner_in(1) == UNOWNED && owner_at(ALL_STREAMS - 1) == NUMBERS as usize - 1);
-
-/// The best fit among the stream's own free runs and unowned ones: its owner, its number and its
-/// length. Of two equal fits the stream takes its own, and leaves the other to streams without a
-/// choice.
-#[inline(never)]
-fn best_of_both(
-    owners: &[Option<Box<SizeIndex>>],
-    runs: &[Run],
-    bytes: u64,
-    align: u64,
-    stream: u32,
-) -> Option<(usize, (RunId, u64))> {
-    let fit = |stream: u32| {
-        let index = owners.get(owner_at(stream))?.as_deref().filter(|index| index.count != 0)?;
-        index.best_fit(runs, bytes, align).map(|found| (owner_at(stream), found))
-    };
-    match (fit(stream), fit(UNOWNED)) {
-        (Some(own), Some(other)) => Some(if other.1.1 < own.1.1 { other } else { own }),
-        (own, other) => own.or(other),
-    }
-}
 
 /// The number of a new, unused record; `None` at the limit.
 #[cold]

@@ -1,6 +1,7 @@
 //! A run and a region: their state and their place.
 
 use crate::runs::page_table::BlockId;
+use crate::small::size_class::ALIGNMENT;
 use gruyere_record::{BlockSlot, SegmentSlot};
 
 /// A run's number; a live run's is its block's.
@@ -117,6 +118,14 @@ impl Run {
     #[inline]
     pub(crate) fn askew(&self, align: u64) -> u64 {
         self.address.wrapping_neg() & (align - 1)
+    }
+
+    /// Whether it holds `bytes` at a multiple of `align`.
+    #[inline(always)]
+    pub(crate) fn fits(&self, bytes: u64, align: u64) -> bool {
+        // Every run begins at a multiple of ALIGNMENT.
+        let askew = if align > ALIGNMENT { self.askew(align) } else { 0 };
+        self.bytes >= bytes + askew
     }
 }
 

@@ -1,9 +1,11 @@
-//! Free runs by size: a two-level segregated list with exact best fit.
+//! Free runs by size: a two-level segregated list with exact best fit, and first fit among a few.
 //!
 //! The index is that of TLSF (Masmano et al., "TLSF: a new dynamic memory allocator for real-time
 //! systems", ECRTS 2004): a bin for each of sixteen steps of every doubling, found through two
 //! bitmaps. TLSF answers with a good fit; this index searches the bin of the request to the end, so
 //! the answer is the best fit, lowest address first. Bins are short: a step is 6% of the size.
+//! Where what stays should gather at low addresses, long requests take the first fit of a few
+//! ([`SizeIndex::fit`]). docs/decisions/placement.md has the figures.
 
 use super::run::{NO_RUN, Run, RunId};
 use crate::small::size_class::ALIGNMENT;
@@ -14,6 +16,10 @@ const DOUBLINGS: usize = 48 - FIRST;
 /// Bins, rounded up so that a masked number is one of them: no bounds to check on the hot path.
 const BINS: usize = (DOUBLINGS * STEPS).next_power_of_two();
 const WORD: usize = 64;
+/// The shortest request (bytes) that takes the lowest of several fits. Shorter ones fill gaps.
+const LONG: u64 = 1 << 20;
+/// Runs of which the lowest serves, from the shortest on.
+const CHOICE: usize = 4;
 
 /// The free runs of one owner, linked through [`Run::bin_next`] and [`Run::bin_previous`].
 pub(super) struct SizeIndex {
@@ -49,6 +55,13 @@ fn bin_of(bytes: u64) -> usize {
     // The shifted size is its step and STEPS more.
     (shift * STEPS + (bytes >> shift) as usize).wrapping_sub((FIRST - STEP_BITS + 1) * STEPS)
         & (BINS - 1)
+}
+
+/// Whether a request's best fit serves it even where the lowest of several would: the request is
+/// short, or the fit is longer by a sixteenth at most.
+#[inline(always)]
+pub(super) fn serves_by_length(bytes: u64, best: u64) -> bool {
+    bytes < LONG || best <= bytes + bytes / 16
 }
 
 impl SizeIndex {
@@ -121,24 +134,15 @@ impl SizeIndex {
     /// The smallest run that holds `bytes` at a multiple of `align` (a power of two), and its
     /// length; of equal ones, the one at the lowest address.
     #[inline(always)]
-    pub(super) fn best_fit(&self, runs: &[Run], bytes: u64, align: u64) -> Option<(RunId, u64)> {
-        let first = bin_of(bytes);
-        let mut word = first / WORD;
-        let mut filled = self.filled[word] & u64::MAX << (first % WORD);
+    fn best_fit(&self, runs: &[Run], bytes: u64, align: u64) -> Option<(RunId, u64)> {
+        let mut bin = self.filled_from(bin_of(bytes))?;
         loop {
-            while filled == 0 {
-                word += 1;
-                filled = *self.filled.get(word)?;
-            }
-            let bin = word * WORD + filled.trailing_zeros() as usize;
             // The bin of the request may hold runs that are too short, and runs below
             // `bytes + align` may lie askew.
             let (mut best, mut best_bytes, mut best_address) = (NO_RUN, u64::MAX, u64::MAX);
             let mut id = self.heads[bin & (BINS - 1)];
             while let Some(run) = runs.get(id as usize) {
-                // Every run begins at a multiple of ALIGNMENT.
-                let askew = if align > ALIGNMENT { run.askew(align) } else { 0 };
-                if run.bytes >= bytes + askew
+                if run.fits(bytes, align)
                     && (run.bytes < best_bytes
                         || (run.bytes == best_bytes && run.address < best_address))
                 {
@@ -149,8 +153,62 @@ impl SizeIndex {
             if best != NO_RUN {
                 return Some((best, best_bytes));
             }
-            filled &= filled - 1;
+            bin = self.filled_from(bin + 1)?;
         }
+    }
+
+    /// The best fit; or if `lowest`, for a request of [`LONG`] bytes or more whose best fit is
+    /// longer by more than a sixteenth, the run at the lowest address among [`CHOICE`] that fit.
+    #[inline(always)]
+    pub(super) fn fit(
+        &self,
+        runs: &[Run],
+        bytes: u64,
+        align: u64,
+        lowest: bool,
+    ) -> Option<(RunId, u64)> {
+        let best = self.best_fit(runs, bytes, align)?;
+        Some(if lowest { self.lowest_fit(runs, best, bytes, align) } else { best })
+    }
+
+    /// Of the runs that fit it takes about the shortest, for bins have no order.
+    #[inline(never)]
+    fn lowest_fit(&self, runs: &[Run], best: (RunId, u64), bytes: u64, align: u64) -> (RunId, u64) {
+        if serves_by_length(bytes, best.1) {
+            return best;
+        }
+        let (mut lowest, mut address, mut left) = (best, u64::MAX, CHOICE);
+        // The best fit is in the first bin with any.
+        let mut next = Some(bin_of(best.1));
+        while let Some(bin) = next {
+            let mut id = self.heads[bin & (BINS - 1)];
+            while let Some(run) = runs.get(id as usize) {
+                if run.fits(bytes, align) {
+                    if run.address < address {
+                        (lowest, address) = ((id, run.bytes), run.address);
+                    }
+                    left -= 1;
+                    if left == 0 {
+                        return lowest;
+                    }
+                }
+                id = run.bin_next;
+            }
+            next = self.filled_from(bin + 1);
+        }
+        lowest
+    }
+
+    /// The first bin from `bin` on that holds a run.
+    #[inline(always)]
+    fn filled_from(&self, bin: usize) -> Option<usize> {
+        let mut word = bin / WORD;
+        let mut filled = self.filled.get(word)? & u64::MAX << (bin % WORD);
+        while filled == 0 {
+            word += 1;
+            filled = *self.filled.get(word)?;
+        }
+        Some(word * WORD + filled.trailing_zeros() as usize)
     }
 
     /// Bytes of the largest run, 0 if there is none.
@@ -190,6 +248,61 @@ impl SizeIndex {
                     body(id);
                     id = runs[id as usize].bin_next;
                 }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn fits(run: &Run, bytes: u64, align: u64) -> bool {
+        run.bytes >= bytes + run.askew(align)
+    }
+
+    proptest! {
+        #[test]
+        fn a_long_request_takes_a_near_fit_or_else_the_lowest_of_about_the_shortest(
+            lengths in prop::collection::vec((1u64..64, 0u32..6), 1..40),
+            order in any::<u64>(),
+            (units, log) in (1u64..64, 0u32..6),
+            align in prop::sample::select(vec![ALIGNMENT, 16 * ALIGNMENT]),
+        ) {
+            let (mut runs, mut index) = (Vec::new(), SizeIndex::default());
+            for (number, (units, log)) in (0u64..).zip(lengths) {
+                // At addresses in another order than that of the lists.
+                let place = (number ^ order) & 63;
+                let length = LONG + ((units * ALIGNMENT) << log);
+                runs.push(Run::new((place << 32) + number * ALIGNMENT, length, 0));
+                index.insert(&mut runs, number as RunId);
+            }
+            let bytes = LONG + ((units * ALIGNMENT) << log);
+            let mut fitting: Vec<&Run> =
+                runs.iter().filter(|run| fits(run, bytes, align)).collect();
+            fitting.sort_by_key(|run| (run.bytes, run.address));
+
+            let best = index.best_fit(&runs, bytes, align);
+            let address =
+                |found: Option<(RunId, u64)>| found.map(|(id, _)| runs[id as usize].address);
+            prop_assert_eq!(address(best), fitting.first().map(|run| run.address));
+
+            let lowest = best.map(|best| index.lowest_fit(&runs, best, bytes, align));
+            let short = bytes - LONG;
+            let best_of_short = index.best_fit(&runs, short, align).unwrap();
+            prop_assert_eq!(index.lowest_fit(&runs, best_of_short, short, align), best_of_short);
+            let near = fitting.first().filter(|run| run.bytes <= bytes + bytes / 16);
+            let of_few = fitting.iter().min_by_key(|run| run.address);
+            if near.is_some() {
+                prop_assert_eq!(lowest, best);
+            } else if fitting.len() <= CHOICE {
+                prop_assert_eq!(address(lowest), of_few.map(|run| run.address));
+            } else {
+                let (id, length) = lowest.unwrap();
+                let run = &runs[id as usize];
+                prop_assert!(fits(run, bytes, align) && run.bytes == length);
+                prop_assert!(bin_of(length) <= bin_of(fitting[CHOICE - 1].bytes));
             }
         }
     }

@@ -3,8 +3,8 @@
 use crate::number_set::NumberSet;
 use crate::order::streams::{ALL_STREAMS, NUMBERS};
 use crate::runs::arena::Arenas;
-use crate::runs::arena::run::{RegionId, RunId, SpaceId, UNOWNED};
-use crate::runs::arena::size_index::SizeIndex;
+use crate::runs::arena::run::{RegionId, Run, RunId, SpaceId, UNOWNED};
+use crate::runs::arena::size_index::{SizeIndex, serves_by_length};
 
 /// A set of regions whose free runs are searched together.
 #[derive(Default)]
@@ -19,6 +19,8 @@ pub(crate) struct Space {
     pub(crate) stale_alias_bytes: u64,
     /// Runs stay with their stream whatever happens (captures).
     pub(crate) private: bool,
+    /// More than one stream has freed memory here.
+    pub(crate) several_streams: bool,
 }
 
 impl Space {
@@ -33,7 +35,44 @@ impl Space {
             self.owners.resize_with(at + 1, || None);
         }
         self.filled.reserve(at as u32);
+        if self.owners[at].is_none() {
+            self.owners[at] = Some(Box::default());
+            self.several_streams = self.owners.iter().skip(owner_at(0)).flatten().count() > 1;
+        }
         self.owners[at].get_or_insert_default()
+    }
+
+    /// Whether a stream has a choice between free runs of its own and unowned ones.
+    #[inline(always)]
+    pub(crate) fn is_contested(&self) -> bool {
+        matches!(self.owners.get(owner_at(UNOWNED)), Some(Some(unowned)) if unowned.count != 0)
+    }
+
+    /// The fit for `bytes` at a multiple of `align` among the stream's own free runs and unowned
+    /// ones: its owner's place, its number and its length. The best, or if `lowest`, and one stream
+    /// at most has freed memory here, [the lowest of several](SizeIndex::fit). Of two equal
+    /// ones the stream takes its own, and leaves the other to streams without a choice.
+    #[inline(never)]
+    pub(crate) fn fit(
+        &self,
+        runs: &[Run],
+        (bytes, align): (u64, u64),
+        lowest: bool,
+        stream: u32,
+    ) -> Option<(usize, (RunId, u64))> {
+        let lowest = lowest && !self.several_streams;
+        let fit = |stream: u32| {
+            let index = self.owner(stream).filter(|index| index.count != 0)?;
+            Some((owner_at(stream), index.fit(runs, bytes, align, lowest)?))
+        };
+        let rank = |&(_, (id, length)): &(usize, (RunId, u64))| {
+            let by_address = lowest && !serves_by_length(bytes, length);
+            (by_address, if by_address { runs[id as usize].address } else { length })
+        };
+        match (fit(stream), fit(UNOWNED)) {
+            (Some(own), Some(other)) => Some(if rank(&other) < rank(&own) { other } else { own }),
+            (own, other) => own.or(other),
+        }
     }
 
     /// The owners with free runs, and these.
@@ -59,8 +98,7 @@ pub(crate) const fn owner_in(place: usize) -> u32 {
 impl Arenas {
     /// Whether one stream at most has ever freed memory in a space.
     pub(crate) fn is_of_one_stream(&self, space: SpaceId) -> bool {
-        let owners = &self.spaces[space as usize].owners;
-        owners.iter().skip(owner_at(0)).flatten().count() <= 1
+        !self.spaces[space as usize].several_streams
     }
 
     /// Notes that the stream is past more than before: [`Arenas::promote_ripe`] looks at what it
@@ -190,10 +228,7 @@ impl Arenas {
         {
             index.each_from(&self.runs, bytes, |id| ids.push(id));
         }
-        ids.into_iter().filter(move |&id| {
-            let run = &self.runs[id as usize];
-            run.bytes >= bytes + run.askew(align)
-        })
+        ids.into_iter().filter(move |&id| self.runs[id as usize].fits(bytes, align))
     }
 
     /// Gives free run `id` to the stream, as of `epoch`.

@@ -31,6 +31,11 @@ const NEAR_PEAK: u64 = 8;
 /// A heap holds much if it holds more beyond the peak of live bytes than one part in the first of
 /// it, and than the second (bytes).
 const MUCH: (u64, u64) = (24, 8 * PAGE);
+/// A program has loaded once it has freed more than one part in this of what is held.
+const LOADED: u64 = 2;
+/// Requests have lacked much once what they lacked beyond the slack adds up to more than one part
+/// in this of what is held.
+const LACKED: u64 = 4;
 
 impl Central {
     /// Maps pages to make `want` fit: fresh ones up to the slack above the peak of live bytes; past
@@ -61,6 +66,7 @@ impl Central {
             // Views that could not be unmapped again are in the way now.
             plan = self.plan_row(ctx, want)?;
         }
+        self.note_lack(plan.bytes);
         let mut gathered = Gathered::default();
         let moves = ctx.moves && self.spaces.is_ordinary(want.space);
         let one_stream = self.arenas.is_of_one_stream(want.space);
@@ -178,6 +184,15 @@ impl Central {
     /// slack.
     fn soft_ceiling(&self, wanted: u64) -> u64 {
         wanted + self.slack_above(wanted)
+    }
+
+    /// Notes that a request lacks `bytes` beyond the slack. If the program has loaded and such
+    /// requests have added up, long ones take the lowest of several fits from now on: while a
+    /// program loads best fit holds less, and where memory fits well it takes less time.
+    fn note_lack(&mut self, bytes: u64) {
+        self.lacked += bytes;
+        let held = self.backing.pages.held();
+        self.arenas.lowest_fit |= self.freed > held / LOADED && self.lacked > held / LACKED;
     }
 
     /// What the program has needed at most, with `bytes` more now.
