@@ -13,7 +13,7 @@
 //! | registers saved and restored, a panic caught | 22 | 22 | 19 | 21 |
 //! | device, clock, stream, lifetime tag, one latency in 64 | 25 | 21 | 9 | 38 |
 //! | the lock | 11 | 24 | 14 | 8 |
-//! | the slot of a slab, or the best fit among free runs and its neighbours | 80 | 240 | 72 | 178 |
+//! | the slot of a slab, or a fit among free runs and its neighbours | 80 | 240 | 72 | 178 |
 //! | the record: live bytes, histogram, block map, event | 69 | 82 | 57 | 65 |
 //! | **sum** | **221** | **403** | **205** | **344** |
 //!

@@ -82,7 +82,7 @@ pub(crate) struct Central {
     pub(crate) idled: u64,
     /// Bytes of large blocks freed so far.
     pub(crate) freed: u64,
-    /// Bytes that requests have lacked beyond the slack so far.
+    /// Bytes of the rows that were asked for beyond the slack so far, retries included.
     pub(crate) lacked: u64,
     /// The recent pace of growth.
     pub(crate) pace: Pace,

@@ -98,6 +98,8 @@ impl Arenas {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::order::streams::ALL_STREAMS;
+    use crate::runs::arena::UNOWNED;
     use crate::small::size_class::PAGE;
 
     /// A space with free memory of its only stream: a long region below a short one.
@@ -124,10 +126,46 @@ mod tests {
     }
 
     #[test]
-    fn where_a_second_stream_has_freed_memory_a_long_request_takes_the_best_fit() {
+    fn where_a_second_stream_has_owned_free_memory_a_long_request_takes_the_best_fit() {
+        for unowned in [false, true] {
+            let (mut arenas, space) = of_one_stream(true);
+            arenas.add_region(space, 256 * PAGE, PAGE, (256 * PAGE, PAGE), 1);
+            if unowned {
+                arenas.add_region(space, 384 * PAGE, PAGE, (384 * PAGE, PAGE), UNOWNED);
+            }
+            let cut = arenas.allocate(space, 3 * PAGE, ALIGNMENT, 0).unwrap();
+            assert_eq!(arenas.run(cut).unwrap().address, 128 * PAGE);
+        }
+    }
+
+    #[test]
+    fn of_a_run_of_its_own_and_an_unowned_one_a_long_request_takes_the_lower_unless_one_is_near() {
+        // Pages of the stream's own run and of the unowned one, and the expected owner's.
+        for (own, other, expected) in [
+            ((64, 16), (128, 8), 64),
+            ((128, 8), (64, 16), 64),
+            ((64, 16), (128, 3), 128),
+            ((128, 3), (64, 3), 128),
+        ] {
+            let mut arenas = Arenas { lowest_fit: true, ..Arenas::default() };
+            let space = arenas.add_space(false);
+            for ((address, bytes), stream) in [(own, 0), (other, UNOWNED)] {
+                let (address, bytes) = (address * PAGE, bytes * PAGE);
+                arenas.add_region(space, address, bytes, (address, bytes), stream);
+            }
+            let cut = arenas.allocate(space, 3 * PAGE, ALIGNMENT, 0).unwrap();
+            assert_eq!(arenas.run(cut).unwrap().address, expected * PAGE, "{own:?} {other:?}");
+        }
+    }
+
+    #[test]
+    fn memory_of_no_stream_and_of_all_streams_leaves_a_space_to_one_stream() {
         let (mut arenas, space) = of_one_stream(true);
-        arenas.add_region(space, 256 * PAGE, PAGE, (256 * PAGE, PAGE), 1);
-        let cut = arenas.allocate(space, 3 * PAGE, ALIGNMENT, 0).unwrap();
-        assert_eq!(arenas.run(cut).unwrap().address, 128 * PAGE);
+        for (place, owner) in [(256, UNOWNED), (384, ALL_STREAMS)] {
+            arenas.add_region(space, place * PAGE, PAGE, (place * PAGE, PAGE), owner);
+        }
+        assert!(arenas.is_of_one_stream(space));
+        arenas.add_region(space, 512 * PAGE, PAGE, (512 * PAGE, PAGE), 7);
+        assert!(!arenas.is_of_one_stream(space));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A region is one piece of memory from the driver; its runs tile it in address order. A space is a
 //! set of regions whose free runs are searched together: one a lifetime, one a capture pool. Slabs
-//! are runs too, at multiples of the page, in the gaps that large blocks leave. A free run belongs
+//! are runs too, at multiples of 64 KiB, in the gaps that large blocks leave. A free run belongs
 //! to the stream that used it last, which may reuse it at once. It belongs to no stream
 //! ([`UNOWNED`]) once an event has shown that the stream is past the free. Neighbours of one owner
 //! are always merged; those of different owners are joined when a stream that may use both needs
@@ -40,7 +40,7 @@ pub(crate) struct Arenas {
     unused_spaces: Vec<SpaceId>,
     /// Runs wanted at multiples of a page come only whole (`Heap::dedicate_allocations`).
     pub(crate) whole_runs: bool,
-    /// In spaces of one stream, long requests take the lowest of several fits, not the best: what
+    /// In spaces of one stream, long requests without a near fit take the lowest of several: what
     /// stays gathers at low addresses, and free memory stays in one piece.
     pub(crate) lowest_fit: bool,
     scratch: Vec<RunId>,
@@ -235,21 +235,18 @@ impl Arenas {
         label: Label,
     ) -> Option<(RunId, u64)> {
         let space = self.spaces.get_mut(space as usize)?;
-        let (owner, found) = if space.is_contested() {
-            let key = (bytes, ALIGNMENT);
-            let (owner, found) = space.fit(&self.runs, key, self.lowest_fit, stream)?;
+        let lowest = space.takes_lowest(self.lowest_fit);
+        let (owner, found) = if space.has_unowned() {
+            let (owner, found) = space.fit(&self.runs, (bytes, ALIGNMENT), lowest, stream)?;
             (owner, Some(found))
         } else {
             (owner_at(stream), None)
         };
-        let Space { owners, filled, several_streams, .. } = space;
+        let Space { owners, filled, .. } = space;
         let index = owners.get_mut(owner)?.as_deref_mut()?;
         let (id, whole) = match found {
             Some(found) => found,
-            None => {
-                let lowest = self.lowest_fit && !*several_streams;
-                index.fit(&self.runs, bytes, ALIGNMENT, lowest)?
-            }
+            None => index.fit(&self.runs, bytes, ALIGNMENT, lowest)?,
         };
         let left = whole.wrapping_sub(bytes);
         if left == 0 {
@@ -288,7 +285,8 @@ impl Arenas {
 
     fn fit(&self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<RunId> {
         let space = self.spaces.get(space as usize)?;
-        space.fit(&self.runs, (bytes, align), self.lowest_fit, stream).map(|(_, (id, _))| id)
+        let lowest = space.takes_lowest(self.lowest_fit);
+        space.fit(&self.runs, (bytes, align), lowest, stream).map(|(_, (id, _))| id)
     }
 
     /// [`Arenas::allocate`] from joined neighbours of different owners, all of which `stream` may

@@ -57,11 +57,11 @@ fn bin_of(bytes: u64) -> usize {
         & (BINS - 1)
 }
 
-/// Whether a request's best fit serves it even where the lowest of several would: the request is
-/// short, or the fit is longer by a sixteenth at most.
+/// Whether a run of `length` fits a request so well that its address does not matter: the request
+/// is short, or the run is longer by a sixteenth at most.
 #[inline(always)]
-pub(super) fn serves_by_length(bytes: u64, best: u64) -> bool {
-    bytes < LONG || best <= bytes + bytes / 16
+pub(super) fn is_near(bytes: u64, length: u64) -> bool {
+    bytes < LONG || length <= bytes + bytes / 16
 }
 
 impl SizeIndex {
@@ -171,13 +171,13 @@ impl SizeIndex {
         Some(if lowest { self.lowest_fit(runs, best, bytes, align) } else { best })
     }
 
-    /// Of the runs that fit it takes about the shortest, for bins have no order.
+    /// The lowest of [`CHOICE`] runs that fit, about the shortest: bins have no order.
     #[inline(never)]
     fn lowest_fit(&self, runs: &[Run], best: (RunId, u64), bytes: u64, align: u64) -> (RunId, u64) {
-        if serves_by_length(bytes, best.1) {
+        if is_near(bytes, best.1) {
             return best;
         }
-        let (mut lowest, mut address, mut left) = (best, u64::MAX, CHOICE);
+        let (mut lowest, mut address, mut left) = (best, runs[best.0 as usize].address, CHOICE);
         // The best fit is in the first bin with any.
         let mut next = Some(bin_of(best.1));
         while let Some(bin) = next {
@@ -262,12 +262,23 @@ mod tests {
         run.bytes >= bytes + run.askew(align)
     }
 
+    #[test]
+    fn the_best_fit_is_one_of_the_few() {
+        let (mut runs, mut index) = (Vec::new(), SizeIndex::default());
+        // The best fit is the lowest and the last of its bin's list.
+        for (id, (place, units)) in (0..).zip([(1, 64), (2, 65), (3, 65), (4, 65), (5, 65)]) {
+            runs.push(Run::new(place << 32, units * LONG, 0));
+            index.insert(&mut runs, id);
+        }
+        assert_eq!(index.fit(&runs, 33 * LONG, ALIGNMENT, true), Some((0, 64 * LONG)));
+    }
+
     proptest! {
         #[test]
         fn a_long_request_takes_a_near_fit_or_else_the_lowest_of_about_the_shortest(
-            lengths in prop::collection::vec((1u64..64, 0u32..6), 1..40),
+            lengths in prop::collection::vec((1u64..64, 3u32..7), 1..40),
             order in any::<u64>(),
-            (units, log) in (1u64..64, 0u32..6),
+            (units, log) in (1u64..64, 0u32..4),
             align in prop::sample::select(vec![ALIGNMENT, 16 * ALIGNMENT]),
         ) {
             let (mut runs, mut index) = (Vec::new(), SizeIndex::default());
@@ -303,6 +314,7 @@ mod tests {
                 let run = &runs[id as usize];
                 prop_assert!(fits(run, bytes, align) && run.bytes == length);
                 prop_assert!(bin_of(length) <= bin_of(fitting[CHOICE - 1].bytes));
+                prop_assert!(run.address <= fitting[0].address);
             }
         }
     }

@@ -4,7 +4,7 @@ use crate::number_set::NumberSet;
 use crate::order::streams::{ALL_STREAMS, NUMBERS};
 use crate::runs::arena::Arenas;
 use crate::runs::arena::run::{RegionId, Run, RunId, SpaceId, UNOWNED};
-use crate::runs::arena::size_index::{SizeIndex, serves_by_length};
+use crate::runs::arena::size_index::{SizeIndex, is_near};
 
 /// A set of regions whose free runs are searched together.
 #[derive(Default)]
@@ -19,7 +19,7 @@ pub(crate) struct Space {
     pub(crate) stale_alias_bytes: u64,
     /// Runs stay with their stream whatever happens (captures).
     pub(crate) private: bool,
-    /// More than one stream has freed memory here.
+    /// More than one stream has owned free memory here.
     pub(crate) several_streams: bool,
 }
 
@@ -35,23 +35,29 @@ impl Space {
             self.owners.resize_with(at + 1, || None);
         }
         self.filled.reserve(at as u32);
-        if self.owners[at].is_none() {
-            self.owners[at] = Some(Box::default());
-            self.several_streams = self.owners.iter().skip(owner_at(0)).flatten().count() > 1;
+        if self.owners[at].is_none() && at >= owner_at(0) {
+            self.several_streams = self.owners.iter().skip(owner_at(0)).flatten().count() > 0;
         }
         self.owners[at].get_or_insert_default()
     }
 
-    /// Whether a stream has a choice between free runs of its own and unowned ones.
+    /// Whether some free runs are unowned, so that a stream may have a choice.
     #[inline(always)]
-    pub(crate) fn is_contested(&self) -> bool {
+    pub(crate) fn has_unowned(&self) -> bool {
         matches!(self.owners.get(owner_at(UNOWNED)), Some(Some(unowned)) if unowned.count != 0)
     }
 
+    /// Whether long requests take the lowest of several fits here, if `wanted`: with several
+    /// streams that holds more where the device lags.
+    #[inline(always)]
+    pub(crate) fn takes_lowest(&self, wanted: bool) -> bool {
+        wanted && !self.several_streams
+    }
+
     /// The fit for `bytes` at a multiple of `align` among the stream's own free runs and unowned
-    /// ones: its owner's place, its number and its length. The best, or if `lowest`, and one stream
-    /// at most has freed memory here, [the lowest of several](SizeIndex::fit). Of two equal
-    /// ones the stream takes its own, and leaves the other to streams without a choice.
+    /// ones: its owner's place, its number and its length. The best, or if `lowest`, the lower of
+    /// [the lowest of several](SizeIndex::fit) of each. Of two equal ones the stream takes its own,
+    /// and leaves the other to streams without a choice.
     #[inline(never)]
     pub(crate) fn fit(
         &self,
@@ -60,13 +66,12 @@ impl Space {
         lowest: bool,
         stream: u32,
     ) -> Option<(usize, (RunId, u64))> {
-        let lowest = lowest && !self.several_streams;
         let fit = |stream: u32| {
             let index = self.owner(stream).filter(|index| index.count != 0)?;
             Some((owner_at(stream), index.fit(runs, bytes, align, lowest)?))
         };
         let rank = |&(_, (id, length)): &(usize, (RunId, u64))| {
-            let by_address = lowest && !serves_by_length(bytes, length);
+            let by_address = lowest && !is_near(bytes, length);
             (by_address, if by_address { runs[id as usize].address } else { length })
         };
         match (fit(stream), fit(UNOWNED)) {
@@ -96,7 +101,7 @@ pub(crate) const fn owner_in(place: usize) -> u32 {
 }
 
 impl Arenas {
-    /// Whether one stream at most has ever freed memory in a space.
+    /// Whether one stream at most has ever owned free memory in a space.
     pub(crate) fn is_of_one_stream(&self, space: SpaceId) -> bool {
         !self.spaces[space as usize].several_streams
     }

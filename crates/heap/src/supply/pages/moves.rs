@@ -33,8 +33,8 @@ const NEAR_PEAK: u64 = 8;
 const MUCH: (u64, u64) = (24, 8 * PAGE);
 /// A program has loaded once it has freed more than one part in this of what is held.
 const LOADED: u64 = 2;
-/// Requests have lacked much once what they lacked beyond the slack adds up to more than one part
-/// in this of what is held.
+/// Requests have lacked much once the rows beyond the slack add up to more than one part in this of
+/// what is held.
 const LACKED: u64 = 4;
 
 impl Central {
@@ -186,8 +186,8 @@ impl Central {
         wanted + self.slack_above(wanted)
     }
 
-    /// Notes that a request lacks `bytes` beyond the slack. If the program has loaded and such
-    /// requests have added up, long ones take the lowest of several fits from now on: while a
+    /// Notes that a row of `bytes` is asked for beyond the slack. If the program has loaded and
+    /// such rows have added up, long requests take the lowest of several fits from now on: while a
     /// program loads best fit holds less, and where memory fits well it takes less time.
     fn note_lack(&mut self, bytes: u64) {
         self.lacked += bytes;
