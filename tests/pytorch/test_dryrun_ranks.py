@@ -169,8 +169,9 @@ def test_a_rank_beside_none_has_live_what_each_of_two_real_ones_has(tmp_path):
     peaks = [int(peak) for peak in re.findall(r"peak (\d+) B", both.stdout)]
     live = row(document, "gruyere")["peak_live"]
     assert len(peaks) == 2, both.stderr
-    # A thread of gloo's frees a block of 512 B when it comes to it, seldom behind the peak.
-    assert all(peak - live in (0, 512) for peak in peaks), (peaks, live, both.stderr)
+    # A thread of gloo's frees each collective's block of 512 B when it comes to it, seldom behind
+    # the peak, and then one or two of them.
+    assert all(peak - live in (0, 512, 1024) for peak in peaks), (peaks, live, both.stderr)
 
 
 def test_what_is_sharded_is_a_ranks_share_and_the_answer_says_what_was_run(tmp_path):
